@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue: each known way in which a creation goes wrong.
+
+NCCL's rule behind most of them: when a communicator is split, every rank of the parent makes the call
+(NCCL user guide, "Creating new communicators").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, Creation
+from torchcommshim.traits import Traits
+
+PYTORCH = "https://github.com/pytorch/pytorch/issues/"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A known way in which a creation goes wrong.
+
+    Attributes:
+        name: a short name, used in log lines and reports.
+        title: one sentence for people.
+        upstream: where it is reported.
+        present: does a build with these traits have it?
+        strikes: would it break this creation, on such a build?
+        splits: it concerns the split from the world; its remedy is to make the group without one.
+    """
+
+    name: str
+    title: str
+    upstream: str
+    present: Callable[[Traits], bool]
+    strikes: Callable[[Creation, Traits], bool]
+    splits: bool = True
+
+
+def _has_split_source(creation: Creation, traits: Traits) -> bool:
+    """Members would be handed the world to split from."""
+    asked = creation.bound or (traits.split_tests_size and creation.spans_world)
+    return asked and creation.world_splits != NOBODY
+
+
+LATE_MEMBERS = Defect(
+    name="late-members",
+    title="non-members split the world at once, members only on first use",
+    upstream=PYTORCH + "134314",
+    present=lambda traits: traits.members_split_late,
+    strikes=lambda creation, traits: traits.members_split_late and creation.splits_by_color,
+)
+
+OTHER_BACKEND = Defect(
+    name="other-backend",
+    title="non-members split the world for a group whose backend never splits (gloo)",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: traits.split_ignores_backend,
+    strikes=lambda creation, traits: (
+        traits.split_ignores_backend
+        and creation.kind == COLLECTIVE
+        and creation.bound
+        and creation.world_splits == ALL
+        and not creation.same_backend
+    ),
+)
+
+NO_DEVICE_BACKEND = Defect(
+    name="no-device-backend",
+    title="a group without a backend for the world's device (cpu:gloo) is bound to that device and raises",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: not traits.members_split_late,
+    strikes=lambda creation, traits: (
+        not traits.members_split_late
+        and creation.kind in (COLLECTIVE, LOCAL)
+        and creation.bound
+        and creation.device_backend is None
+    ),
+)
+
+WORLD_CANNOT_SPLIT = Defect(
+    name="world-cannot-split",
+    title="non-members try to split a world whose backend cannot be split without a colour (gloo bound to a device)",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: not traits.members_split_late,
+    strikes=lambda creation, traits: (
+        not traits.members_split_late
+        and creation.kind == COLLECTIVE
+        and creation.bound
+        and creation.world_splits == MEMBERS
+    ),
+)
+
+LOCAL_SPLIT = Defect(
+    name="local-split",
+    title="members of a use_local_synchronization group split the world without its other ranks",
+    upstream=PYTORCH + "129965",
+    present=lambda traits: True,
+    strikes=lambda creation, traits: creation.kind == LOCAL and _has_split_source(creation, traits),
+)
+
+LOCAL_NAMES = Defect(
+    name="local-names",
+    title="ranks give one use_local_synchronization group different names and wait for each other",
+    upstream=PYTORCH + "173608",
+    present=lambda traits: traits.local_names_differ,
+    strikes=lambda creation, traits: traits.local_names_differ and creation.kind == LOCAL,
+    splits=False,
+)
+
+DIRECT_HELPER = Defect(
+    name="direct-helper",
+    title="a direct call of _new_process_group_helper splits the world on some of its ranks",
+    upstream="https://github.com/NVIDIA-NeMo/RL/pull/3189",
+    present=lambda traits: True,
+    strikes=lambda creation, traits: creation.kind == DIRECT and _has_split_source(creation, traits),
+)
+
+POINT_TO_POINT = Defect(
+    name="point-to-point",
+    title="the first unbatched send or receive on a split group splits the world on two ranks only",
+    upstream=PYTORCH + "139013",
+    present=lambda traits: traits.point_to_point_splits,
+    strikes=lambda creation, traits: (
+        traits.point_to_point_splits
+        and creation.kind == COLLECTIVE
+        and creation.same_backend
+        and _has_split_source(creation, traits)
+    ),
+)
+
+NONBLOCKING = Defect(
+    name="nonblocking",
+    title="NCCL's non-blocking mode, on by default for a bound world, hangs at random",
+    upstream=PYTORCH + "153960",
+    present=lambda traits: traits.nonblocking_by_default,
+    strikes=lambda creation, traits: False,  # concerns the world: patches.py sets the switch before it exists
+    splits=False,
+)
+
+CATALOGUE = (
+    LATE_MEMBERS,
+    OTHER_BACKEND,
+    NO_DEVICE_BACKEND,
+    WORLD_CANNOT_SPLIT,
+    LOCAL_SPLIT,
+    LOCAL_NAMES,
+    DIRECT_HELPER,
+    POINT_TO_POINT,
+    NONBLOCKING,
+)
+
+
+def striking(creation: Creation, traits: Traits) -> tuple[Defect, ...]:
+    """The defects that would break `creation` on a build with `traits`, in catalogue order."""
+    return tuple(defect for defect in CATALOGUE if defect.strikes(creation, traits))
