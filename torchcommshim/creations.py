@@ -34,6 +34,7 @@ class Creation:
         backend: what was asked for, lower case: `nccl`, `cpu:gloo,cuda:nccl`.
         world_size: number of ranks in the world; 0 for the world's own creation.
         bound: the world has a device_id.
+        stripped: the world was given one, and the shim has dropped it.
         device_backend: the backend that this group will have for the world's bound device (for a world
             that is not bound: the accelerator); None if it has none.
         world_device_backend: the backend that the world has for that device, likewise.
@@ -46,6 +47,7 @@ class Creation:
     backend: str
     world_size: int
     bound: bool = False
+    stripped: bool = False
     device_backend: str | None = None
     world_device_backend: str | None = None
     world_splits: str = NOBODY

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchcommshim.creations import LOCAL, Creation
-from torchcommshim.defects import Defect, striking
+from torchcommshim.creations import COLLECTIVE, Creation
+from torchcommshim.defects import LOCAL_NAMES, Defect, striking
 from torchcommshim.traits import Traits
 
 # Remedies.
@@ -32,6 +32,9 @@ class Decision:
     defects: tuple[Defect, ...] = ()
 
 
+NOTHING = Decision()
+
+
 def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
     """Decide what is done about `creation`.
 
@@ -42,7 +45,10 @@ def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
             acting on it is the caller's part.
     """
     defects = striking(creation, traits)
-    if not any(defect.splits for defect in defects):
+    if creation.stripped and creation.kind == COLLECTIVE:
+        # Where a bound world would have split by colour, ranks may each name only their own group.
+        remedy = INDEPENDENT
+    elif not any(defect.splits for defect in defects):
         remedy = NONE
     elif strategy == "split" and creation.splits_by_color:
         remedy = SPLIT_NOW
@@ -51,7 +57,6 @@ def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
     return Decision(
         remedy=remedy,
         unbind=remedy == INDEPENDENT and creation.bound and creation.device_backend is None,
-        # Names must be equal on all ranks even where this release's own happen to be.
-        rename=creation.kind == LOCAL and bool(defects),
+        rename=LOCAL_NAMES in defects,
         defects=defects,
     )

@@ -47,6 +47,8 @@ class Traits:
             (2.7.0 only; pytorch#153960).  Compiled: by version.
         connects_without_waiting: creating a bound world may return before all ranks have connected,
             because non-blocking mode is the default (2.6.0 and 2.7.0).  Compiled: by version.
+        barrier_asks_backend: `barrier` takes its device from the backend's own binding before it guesses
+            one (2.5.0 to 2.7.0; pytorch#134617), not from the current device.  Compiled: by version.
         missing: why this build is left alone, one sentence each; empty for a build that is served.
         found: how each trait was found, by name.
     """
@@ -60,6 +62,7 @@ class Traits:
     accepts_int_device: bool = False
     nonblocking_by_default: bool = False
     connects_without_waiting: bool = False
+    barrier_asks_backend: bool = False
     missing: tuple[str, ...] = ()
     found: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
 
@@ -136,6 +139,9 @@ def probe(code_of: CodeOf, version: str) -> Traits:
         nonblocking_by_default=by_version("nonblocking_by_default", release[:3] == (2, 7, 0), "2.7.0"),
         connects_without_waiting=by_version(
             "connects_without_waiting", release[:3] in ((2, 6, 0), (2, 7, 0)), "2.6.0 and 2.7.0"
+        ),
+        barrier_asks_backend=by_version(
+            "barrier_asks_backend", (2, 5) <= release < (2, 7, 1), "2.5.0 to 2.7.0"
         ),
         found=found,
     )

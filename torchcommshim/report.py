@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shim has done, and the few lines it says.
+
+Everything goes to stderr: tools parse the stdout of the processes that we live in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import torchcommshim
+from torchcommshim import startup
+from torchcommshim.creations import Creation
+from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, Decision
+from torchcommshim.settings import Settings
+from torchcommshim.traits import Traits
+
+_DONE = {
+    INDEPENDENT: "made without splitting the world's communicator",
+    SPLIT_NOW: "split on its members at once, together with the other ranks",
+}
+
+
+class Report:
+    """Counts repairs and says the one line a process."""
+
+    def __init__(self, settings: Settings, traits: Traits, torch_version: str) -> None:
+        self.settings = settings
+        self.traits = traits
+        self.torch_version = torch_version
+        self.patched: tuple[str, ...] = ()
+        self.repairs: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self._has_spoken = False
+
+    def repaired(self, creation: Creation, decision: Decision, *, speak: bool) -> None:
+        """Count a repair; say so if it is this process's first and `speak`."""
+        self.repairs.update(defect.name for defect in decision.defects)
+        if speak and not self._has_spoken:
+            self._has_spoken = True
+            say(self._line(creation, decision))
+
+    def world(self, what: str, defect: str, *, speak: bool) -> None:
+        """Count something done to the world itself."""
+        self.repairs[defect] += 1
+        if speak:
+            say(what)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Note an error inside the shim; the original function runs.  One line a place."""
+        text = f"{where}: {error!r}"
+        if text not in self.failures:
+            self.failures.append(text)
+            say(f"failed in {text}; the original function is called")
+
+    def _line(self, creation: Creation, decision: Decision) -> str:
+        defect = decision.defects[0]
+        ranks = f" {_shortened(creation.ranks)}" if creation.ranks else ""
+        group = f"{creation.kind} group{ranks} ({creation.backend})"
+        done = _DONE.get(decision.remedy, "named alike on all its ranks")
+        if self.settings.strategy == "observe":
+            done = f"it would be {done}, but TORCHCOMMSHIM=observe"
+        return (
+            f"{group}: {done}. On torch {self.torch_version} {defect.title} ({defect.upstream}). "
+            "Further repairs are counted, not printed; TORCHCOMMSHIM=off leaves all as it was."
+        )
+
+
+_current: Report | None = None
+
+
+def use(report: Report | None) -> None:
+    """Make `report` the one that `status` reads."""
+    global _current
+    _current = report
+
+
+def current() -> Report | None:
+    """The report in use; None before torch.distributed is imported, or when nothing is patched."""
+    return _current
+
+
+def status() -> dict[str, object]:
+    """See `torchcommshim.status`."""
+    report = _current
+    return {
+        "version": torchcommshim.__version__,
+        "armed_by": list(startup.armed_by),
+        "strategy": report.settings.strategy if report else "off" if startup.is_off() else None,
+        "agreement": report.settings.agreement if report else None,
+        "torch": report.torch_version if report else None,
+        "patched": list(report.patched) if report else [],
+        "traits": report.traits.digest() if report else None,
+        "standing_aside": list(report.traits.missing) if report else [],
+        "repairs": dict(report.repairs) if report else {},
+        "failures": list(report.failures) if report else [],
+    }
+
+
+def say(text: str) -> None:
+    """One line on stderr; never raises, since a host may have closed or replaced the stream."""
+    try:
+        sys.stderr.write(f"torchcommshim {torchcommshim.__version__}: {text}\n")
+        sys.stderr.flush()
+    except Exception:
+        pass
+
+
+def _shortened(ranks: tuple[int, ...]) -> str:
+    if len(ranks) <= 8:
+        return str(list(ranks))
+    return f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}] of {len(ranks)} ranks"
