@@ -18,7 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=torchcommshim.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    checking = commands.add_parser("verify", help="show each defect without and with the shim, on this machine")
+    checking = commands.add_parser(
+        "verify", help="show each defect without and with the shim, on this machine"
+    )
     verify.add_arguments(checking)
     checking.set_defaults(action=verify.main)
 

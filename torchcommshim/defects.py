@@ -7,7 +7,7 @@ NCCL's rule behind most of them: when a communicator is split, every rank of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, Creation
@@ -26,6 +26,7 @@ class Defect:
         upstream: where it is reported.
         present: does a build with these traits have it?
         strikes: would it break this creation, on such a build?
+        example: a creation that it breaks; None for the defect that concerns the world.
         splits: it concerns the split from the world; its remedy is to make the group without one.
     """
 
@@ -34,6 +35,7 @@ class Defect:
     upstream: str
     present: Callable[[Traits], bool]
     strikes: Callable[[Creation, Traits], bool]
+    example: Creation | None = None
     splits: bool = True
 
 
@@ -43,12 +45,24 @@ def _has_split_source(creation: Creation, traits: Traits) -> bool:
     return asked and creation.world_splits != NOBODY
 
 
+_NCCL = Creation(
+    kind=COLLECTIVE,
+    ranks=(0, 1),
+    backend="nccl",
+    world_size=4,
+    bound=True,
+    device_backend="nccl",
+    world_device_backend="nccl",
+    world_splits=ALL,
+)
+
 LATE_MEMBERS = Defect(
     name="late-members",
     title="non-members split the world at once, members only on first use",
     upstream=PYTORCH + "134314",
     present=lambda traits: traits.members_split_late,
     strikes=lambda creation, traits: traits.members_split_late and creation.splits_by_color,
+    example=_NCCL,
 )
 
 OTHER_BACKEND = Defect(
@@ -63,6 +77,7 @@ OTHER_BACKEND = Defect(
         and creation.world_splits == ALL
         and not creation.same_backend
     ),
+    example=replace(_NCCL, backend="gloo", device_backend="gloo"),
 )
 
 NO_DEVICE_BACKEND = Defect(
@@ -76,6 +91,7 @@ NO_DEVICE_BACKEND = Defect(
         and creation.bound
         and creation.device_backend is None
     ),
+    example=replace(_NCCL, backend="cpu:gloo", device_backend=None),
 )
 
 WORLD_CANNOT_SPLIT = Defect(
@@ -89,6 +105,9 @@ WORLD_CANNOT_SPLIT = Defect(
         and creation.bound
         and creation.world_splits == MEMBERS
     ),
+    example=replace(
+        _NCCL, backend="gloo", device_backend="gloo", world_device_backend="gloo", world_splits=MEMBERS
+    ),
 )
 
 LOCAL_SPLIT = Defect(
@@ -97,6 +116,7 @@ LOCAL_SPLIT = Defect(
     upstream=PYTORCH + "129965",
     present=lambda traits: True,
     strikes=lambda creation, traits: creation.kind == LOCAL and _has_split_source(creation, traits),
+    example=replace(_NCCL, kind=LOCAL),
 )
 
 LOCAL_NAMES = Defect(
@@ -105,6 +125,7 @@ LOCAL_NAMES = Defect(
     upstream=PYTORCH + "173608",
     present=lambda traits: traits.local_names_differ,
     strikes=lambda creation, traits: traits.local_names_differ and creation.kind == LOCAL,
+    example=Creation(kind=LOCAL, ranks=(0, 1), backend="gloo", world_size=4),
     splits=False,
 )
 
@@ -114,6 +135,7 @@ DIRECT_HELPER = Defect(
     upstream="https://github.com/NVIDIA-NeMo/RL/pull/3189",
     present=lambda traits: True,
     strikes=lambda creation, traits: creation.kind == DIRECT and _has_split_source(creation, traits),
+    example=replace(_NCCL, kind=DIRECT, ranks=()),
 )
 
 POINT_TO_POINT = Defect(
@@ -127,6 +149,7 @@ POINT_TO_POINT = Defect(
         and creation.same_backend
         and _has_split_source(creation, traits)
     ),
+    example=_NCCL,
 )
 
 NONBLOCKING = Defect(

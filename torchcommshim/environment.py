@@ -18,7 +18,9 @@ def sitecustomize_folder() -> Path:
     for folder in (package / "sitecustomize", package.parent / "sitecustomize"):
         if (folder / "sitecustomize.py").is_file():
             return folder
-    raise FileNotFoundError(f"{package / 'sitecustomize' / 'sitecustomize.py'} is missing: reinstall torchcommshim")
+    raise FileNotFoundError(
+        f"{package / 'sitecustomize' / 'sitecustomize.py'} is missing: reinstall torchcommshim"
+    )
 
 
 def with_shim(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wrappers around torch.distributed's group creation.
 
-| wrapped                             | what the wrapper does                                              |
-| ----------------------------------- | ------------------------------------------------------------------ |
-| `init_process_group`                | marks the world's creation, strips its device_id if asked, confirms that ranks agree |
-| `new_group`, `_new_group_with_tag`  | mark a creation, and whether it is by local synchronization        |
-| `_process_group_name`               | names a local-synchronization group alike on all its ranks         |
-| `_new_process_group_helper`         | decides by the mark, and acts on the arguments                     |
-| `_get_split_source`                 | answers None while an independent creation is made                 |
+| wrapped                            | what the wrapper does                                                |
+| ---------------------------------- | -------------------------------------------------------------------- |
+| `init_process_group`               | marks the world's creation, strips its device_id if asked, confirms that ranks agree |
+| `new_group`, `_new_group_with_tag` | mark a creation, and whether it is by local synchronization          |
+| `_process_group_name`              | names a local-synchronization group alike on all its ranks           |
+| `_new_process_group_helper`        | decides by the mark, and acts on the arguments                       |
+| `_get_split_source`                | answers None while an independent creation is made                   |
 
 Collectives are not wrapped.  Each wrapper's own part is guarded: an error in it is one line on stderr,
 and the original function is called as it was.
@@ -21,7 +21,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from types import ModuleType
@@ -29,31 +29,23 @@ from typing import Any, Callable, Iterator, Mapping, TypeVar
 
 import wrapt
 
-import torchcommshim
-from torchcommshim import agreement, report, settings
-from torchcommshim.creations import (
-    ALL,
-    COLLECTIVE,
-    DIRECT,
-    LOCAL,
-    MEMBERS,
-    NOBODY,
-    WORLD,
-    CallForm,
-    Creation,
-)
-from torchcommshim.defects import NONBLOCKING
+from torchcommshim import report, settings
+from torchcommshim.agreement import PREFIX
+from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD, CallForm, Creation
 from torchcommshim.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
+from torchcommshim.torch_state import TorchState
 from torchcommshim.traits import WRAPPED, code_of_module, probe
+from torchcommshim.worlds import World, Worlds
 
 TARGET = "torch.distributed.distributed_c10d"
 
+T = TypeVar("T")
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
-T = TypeVar("T")
+Original = Callable[..., Any]
 
 
-class Patched(wrapt.FunctionWrapper):  # type: ignore[misc]
+class Patched(wrapt.FunctionWrapper):  # type: ignore[misc, type-arg, unused-ignore]
     """A wrapper that pickles and copies as the function does: by its name in its module."""
 
     def __reduce_ex__(self, protocol: Any) -> str:
@@ -70,26 +62,6 @@ class Patched(wrapt.FunctionWrapper):  # type: ignore[misc]
 
 
 @dataclass
-class World:
-    """A call of `init_process_group`.
-
-    Attributes:
-        args, kwargs: the call that is made.
-        device: the device_id that was given, as a torch.device; None if none was.
-        stripped: the shim dropped it.
-        post: what this rank told the others, if they compare.
-        timeout_s: the world's own timeout, in seconds.
-    """
-
-    args: Args
-    kwargs: Kwargs
-    device: Any = None
-    stripped: bool = False
-    post: agreement.Post | None = None
-    timeout_s: float = 0.0
-
-
-@dataclass
 class Mark:
     """The next call of the helper belongs to this creation; `used` once it has begun."""
 
@@ -100,7 +72,7 @@ class Mark:
 
 @dataclass
 class Plan:
-    """A call of the helper and what is done about it."""
+    """What is done about one call of the helper."""
 
     creation: Creation
     decision: Decision
@@ -110,88 +82,97 @@ class Plan:
     counted: bool = False
 
 
-class _Stack(threading.local):
+class Stack(threading.local):
     """The creations under way in this thread, innermost last.
 
     They nest, since a backend's creator may make groups, and threads make groups at the same time.
     """
 
     def __init__(self) -> None:
-        self.frames: list[Mark | Plan | None] = []
+        self._frames: list[Mark | Plan | None] = []
 
     @property
-    def top(self) -> Mark | Plan | None:
-        return self.frames[-1] if self.frames else None
+    def mark(self) -> Mark | None:
+        """The innermost frame, if it is a mark that waits for its call of the helper."""
+        top = self._frames[-1] if self._frames else None
+        return top if isinstance(top, Mark) and not top.used else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """The innermost frame, if it is a plan."""
+        top = self._frames[-1] if self._frames else None
+        return top if isinstance(top, Plan) else None
 
     @contextmanager
     def inside(self, frame: Mark | Plan | None) -> Iterator[None]:
-        self.frames.append(frame)
+        """Hold `frame` as the innermost one."""
+        self._frames.append(frame)
         try:
             yield
         finally:
-            self.frames.pop()
+            self._frames.pop()
 
 
-@dataclass
 class Shim:
-    """The wrappers' common state, for one loaded `torch.distributed.distributed_c10d`."""
+    """The wrappers and their common state, for one loaded `torch.distributed.distributed_c10d`."""
 
-    c10d: Any
-    settings: settings.Settings
-    report: report.Report
-    stack: _Stack = field(default_factory=_Stack)
-    # Of the present world:
-    stripped: bool = False
-    local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    def __init__(self, c10d: Any, current: report.Report) -> None:
+        self.report = current
+        self.traits = current.traits
+        self.acts = current.settings.acts
+        self.state = TorchState(c10d)
+        self.forms = {name: CallForm(getattr(c10d, name)) for name in WRAPPED}
+        self.worlds = Worlds(self.state, self.forms, current)
+        self.stack = Stack()
+        # Of the present world:
+        self.stripped = False
+        self.local_creations: Counter[tuple[int, ...]] = Counter()
 
-    def __post_init__(self) -> None:
-        self.traits = self.report.traits
-        self.acts = self.settings.strategy != "observe"
-        self.forms = {name: CallForm(getattr(self.c10d, name)) for name in WRAPPED}
+    def wrappers(self) -> dict[str, Callable[..., Any]]:
+        """The wrapper of each function, in wrapt's form `(wrapped, instance, args, kwargs)`."""
+        return {
+            "init_process_group": self._init_process_group,
+            "new_group": partial(self._mark_group, "new_group"),
+            "_new_group_with_tag": partial(self._mark_group, "_new_group_with_tag"),
+            "_process_group_name": self._name_group,
+            "_new_process_group_helper": self._help,
+            "_get_split_source": self._get_split_source,
+        }
 
-    # -- wrappers ------------------------------------------------------------------------------
-
-    def init_process_group(self, wrapped: Callable[..., T], instance: Any, args: Args, kwargs: Kwargs) -> T:
-        world = self._guarded(self._plan_world, args, kwargs) or World(args, kwargs)
+    def _init_process_group(self, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        world = self._guarded(self.worlds.plan, args, kwargs) or World(args, kwargs)
         with self.stack.inside(Mark(WORLD, world)):
             result = wrapped(*world.args, **world.kwargs)
         if world.stripped:
-            self._guarded(self._keep_device, world.device)
+            self._guarded(self.worlds.keep_device, world)
         if world.post is not None:
-            self._confirm(world.post, world)
+            self.worlds.confirm(world, world.post)
         return result
 
-    def mark_group(
-        self, name: str, wrapped: Callable[..., T], instance: Any, args: Args, kwargs: Kwargs
-    ) -> T:
-        """Of `new_group` and `_new_group_with_tag`: functional collectives call the second, vendors replace it."""
-        top = self.stack.top
-        if isinstance(top, Mark) and not top.used and top.kind != WORLD:
+    def _mark_group(self, name: str, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Both functions are marked: functional collectives call the inner one, vendors replace it."""
+        mark = self.stack.mark
+        if mark is not None and mark.world is None:
             return wrapped(*args, **kwargs)
         local = self.forms[name].get(args, kwargs, "use_local_synchronization")
         with self.stack.inside(Mark(LOCAL if local else COLLECTIVE)):
             return wrapped(*args, **kwargs)
 
-    def name_group(self, wrapped: Callable[..., T], instance: Any, args: Args, kwargs: Kwargs) -> T | str:
-        top = self.stack.top
-        local = isinstance(top, Mark) and top.kind == LOCAL and not top.used
-        if local and self.acts and self.traits.local_names_differ and not self._torchcomms():
+    def _name_group(self, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        mark = self.stack.mark
+        local = mark is not None and mark.kind == LOCAL
+        if local and self.acts and self.traits.local_names_differ and not self.state.uses_torchcomms():
             name = self._guarded(self._local_name, args, kwargs)
             if name is not None:
                 return name
         return wrapped(*args, **kwargs)
 
-    def new_process_group_helper(
-        self, wrapped: Callable[..., T], instance: Any, args: Args, kwargs: Kwargs
-    ) -> T:
-        mark = self.stack.top
-        if isinstance(mark, Mark) and not mark.used:
-            mark.used = True
-        else:
-            mark = Mark(DIRECT)
+    def _help(self, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        mark = self.stack.mark or Mark(DIRECT)
+        mark.used = True
+        plan = None
         if mark.world is not None:
             self._guarded(self._begin_world, mark.world, args, kwargs)
-            plan = None
         else:
             plan = self._guarded(self._plan, mark.kind, args, kwargs)
         with self.stack.inside(plan):
@@ -202,170 +183,70 @@ class Shim:
             self._guarded(self._forget_split_source, result)
         return result
 
-    def get_split_source(
-        self, wrapped: Callable[..., T], instance: Any, args: Args, kwargs: Kwargs
-    ) -> T | None:
-        source = wrapped(*args, **kwargs)
-        plan = self.stack.top
-        if source is None or not isinstance(plan, Plan) or plan.decision.remedy == NONE:
+    def _get_split_source(self, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+        source, plan = wrapped(*args, **kwargs), self.stack.plan
+        if source is None or plan is None or plan.decision.remedy == NONE:
             return source
         self._count(plan)
         return None if self.acts and plan.decision.remedy == INDEPENDENT else source
 
-    # -- the world -----------------------------------------------------------------------------
-
-    def _plan_world(self, args: Args, kwargs: Kwargs) -> World:
-        form = self.forms["init_process_group"]
-        device = form.get(args, kwargs, "device_id")
-        world = World(args, kwargs)
-        if device is None or self._torchcomms():
-            return world
-        changes: dict[str, Any] = {}
-        if self.acts and type(device) is int and not self.traits.accepts_int_device:
-            device = changes["device_id"] = self._accelerator(device)
-        world.device = device
-        backend = form.get(args, kwargs, "backend")
-        # nccl2 has no lazily connected world: it needs the device (pytorch#192276).
-        if self.settings.strategy == "strip" and "nccl2" not in str(backend).lower():
-            world.stripped = True
-            changes["device_id"] = None
-            if backend is None and self.traits.device_picks_backend:
-                changes["backend"] = self.c10d.Backend.default_device_backend_map.get(_type(device))
-        world.args, world.kwargs = form.replace(args, kwargs, **changes)
-        return world
-
     def _begin_world(self, world: World, args: Args, kwargs: Kwargs) -> None:
-        """Right before the world connects: its store exists, and nobody has waited for anybody yet."""
-        form = self.forms["_new_process_group_helper"]
-        size, rank, store, timeout = (
-            form.get(args, kwargs, name) for name in ("group_size", "group_rank", "store", "timeout")
-        )
         self.stripped = world.stripped
         self.local_creations.clear()
-        if rank == 0:
-            for warning in self.settings.warnings:
-                report.say(warning)
-        if world.device is None:
-            return
-        if world.stripped:
-            self.report.world("device_id is dropped from init_process_group (strip)", "strip", speak=rank == 0)
-        self._avoid_nonblocking(rank, world)
-        backend = str(form.get(args, kwargs, "backend")).lower()
-        if size > 1 and backend not in ("fake", "mpi") and self.settings.agreement != "off":
-            world.timeout_s = timeout.total_seconds()
-            world.post = agreement.post(
-                self.c10d.PrefixStore(agreement.PREFIX, store), rank, size, self._statement()
-            )
-
-    def _statement(self) -> dict[str, str]:
-        return {
-            "torchcommshim": torchcommshim.__version__,
-            "strategy": self.settings.strategy,
-            "traits": self.traits.digest(),
-        }
-
-    def _avoid_nonblocking(self, rank: int, world: World) -> None:
-        """Turn off 2.7.0's non-blocking mode, as 2.7.1 does, unless the user has chosen (pytorch#154055).
-
-        A stripped world keeps its backend bound for the barrier, which must not turn that mode on.
-        """
-        switch = "TORCH_NCCL_USE_COMM_NONBLOCKING"
-        unwanted = self.traits.nonblocking_by_default or (
-            world.stripped and self.traits.connects_without_waiting
-        )
-        if self.acts and unwanted and switch not in os.environ:
-            os.environ[switch] = "0"
-            self.report.world(f"{switch}=0 is set: {NONBLOCKING.title}", NONBLOCKING.name, speak=rank == 0)
-
-    def _confirm(self, post: agreement.Post, world: World) -> None:
-        try:
-            agreement.confirm(post, connected=self._waited_for_all(world), timeout_s=world.timeout_s)
-        except agreement.AgreementError as error:
-            if self.settings.agreement == "error":
-                raise
-            report.say(str(error))
-        except Exception as error:
-            self.report.failed("the agreement between ranks", error)
-
-    def _waited_for_all(self, world: World) -> bool:
-        """Making this world has waited for every rank: all have reached our post, or have no shim."""
-        group = self.c10d._get_default_group()
-        backends = self._backends(self.c10d._world.pg_map[group][0])
-        if "gloo" in backends.values() and os.environ.get("TORCH_GLOO_LAZY_INIT", "0") in ("", "0"):
-            return True
-        device = group.bound_device_id
-        if device is None or backends.get(device.type) != "nccl" or self._who_splits(group, device) == NOBODY:
-            return False
-        nonblocking = os.environ.get("TORCH_NCCL_USE_COMM_NONBLOCKING")
-        if nonblocking is None:
-            return not self.traits.connects_without_waiting
-        return nonblocking.lower() in settings.OFF
-
-    def _keep_device(self, device: Any) -> None:
-        """What device_id told torch besides the binding: the current device, and the barrier's."""
-        group = self.c10d._get_default_group()
-        module = getattr(sys.modules["torch"], device.type, None)
-        backend = self._backends(self.c10d._world.pg_map[group][0]).get(device.type)
-        if device.index is None or backend in (None, "gloo", "mpi") or not module or not module.is_available():
-            return
-        module.set_device(device)
-        if self.traits.barrier_asks_backend and backend == "nccl":
-            group._get_backend(device).bound_device_id = device
-
-    # -- groups --------------------------------------------------------------------------------
+        self.worlds.begin(world, args, kwargs)
 
     def _plan(self, kind: str, args: Args, kwargs: Kwargs) -> Plan | None:
-        if not self.c10d.is_initialized() or self._torchcomms():
+        if not self.state.c10d.is_initialized() or self.state.uses_torchcomms():
             return None
-        form = self.forms["_new_process_group_helper"]
         creation = self._describe(kind, args, kwargs)
-        decision = decide(creation, self.traits, self.settings.strategy)
+        decision = decide(creation, self.traits, self.report.settings.strategy)
         if decision == NOTHING:
             return None
-        plan = Plan(creation, decision, args, kwargs, self._speaks(kind, form.get(args, kwargs, "group_rank")))
+        helper = self.forms["_new_process_group_helper"]
+        speaks = self._speaks(kind, helper.get(args, kwargs, "group_rank"))
+        plan = Plan(creation, decision, args, kwargs, speaks)
         if decision.rename or decision.unbind:
             self._count(plan)
         if self.acts:
-            plan.args, plan.kwargs = form.replace(args, kwargs, **self._changes(plan))
+            plan.args, plan.kwargs = helper.replace(args, kwargs, **self._changes(plan))
         return plan
 
     def _describe(self, kind: str, args: Args, kwargs: Kwargs) -> Creation:
-        form = self.forms["_new_process_group_helper"]
-        group = self.c10d._get_default_group()
-        ranks = form.get(args, kwargs, "global_ranks_in_group")
-        backend = str(form.get(args, kwargs, "backend")).lower()
-        device = group.bound_device_id
+        helper, world = self.forms["_new_process_group_helper"], self.state.world
+        ranks = helper.get(args, kwargs, "global_ranks_in_group")
+        backend = str(helper.get(args, kwargs, "backend")).lower()
+        device = world.bound_device_id
         # As _get_split_source of 2.3 to 2.5, the only ones that ask it for a world that is not bound.
         device_type = "cuda" if device is None else device.type
         return Creation(
             kind=kind,
             ranks=() if ranks is None else tuple(map(int, ranks)),
             backend=backend,
-            world_size=group.size(),
+            world_size=world.size(),
             bound=device is not None,
             stripped=self.stripped,
-            device_backend=self._backends(backend).get(device_type),
-            world_device_backend=self._backends(self.c10d._world.pg_map[group][0]).get(device_type),
-            world_splits=self._who_splits(group, device or device_type),
+            device_backend=self.state.backends(backend).get(device_type),
+            world_device_backend=self.state.world_backends().get(device_type),
+            world_splits=self.state.who_splits(device or device_type),
         )
 
     def _changes(self, plan: Plan) -> dict[str, Any]:
-        """The helper's arguments that a decision replaces."""
-        form = self.forms["_new_process_group_helper"]
-        creation, decision = plan.creation, plan.decision
+        """The helper's arguments that the decision replaces."""
+        helper = self.forms["_new_process_group_helper"]
         changes: dict[str, Any] = {}
-        if decision.remedy == SPLIT_NOW:
-            changes["device_id"] = self.c10d._get_default_group().bound_device_id
-        if decision.unbind:
+        if plan.decision.remedy == SPLIT_NOW:
+            changes["device_id"] = self.state.world.bound_device_id
+        if plan.decision.unbind:
             changes["device_id"] = None
-        if decision.remedy == INDEPENDENT:
-            options = "backend_options" if "backend_options" in form else "pg_options"
-            _set_no_split_source(form.get(plan.args, plan.kwargs, options))
-            if creation.kind == COLLECTIVE:
+        if plan.decision.remedy == INDEPENDENT:
+            options = "backend_options" if "backend_options" in helper else "pg_options"
+            _clear_split_source(helper.get(plan.args, plan.kwargs, options))
+            if plan.creation.kind == COLLECTIVE:
                 # Ranks may each name their own group in one call: split by colour that works, by one
                 # shared name in one store it would not.
-                store = form.get(plan.args, plan.kwargs, "store")
-                changes["store"] = self.c10d.PrefixStore(f"{agreement.PREFIX}/{_key(creation.ranks)}", store)
+                store = helper.get(plan.args, plan.kwargs, "store")
+                prefix = f"{PREFIX}/{_digest(plan.creation.ranks)}"
+                changes["store"] = self.state.c10d.PrefixStore(prefix, store)
         return changes
 
     def _local_name(self, args: Args, kwargs: Kwargs) -> str:
@@ -376,14 +257,14 @@ class Shim:
         """
         ranks = tuple(map(int, self.forms["_process_group_name"].get(args, kwargs, "ranks")))
         self.local_creations[ranks] += 1
-        return f"local_{_key(ranks)}_{self.local_creations[ranks]}"
+        return f"local_{_digest(ranks)}_{self.local_creations[ranks]}"
 
     def _forget_split_source(self, result: Any) -> None:
         """Once connected, a group needs its parent no more; sends and receives would split it again."""
         group = result[0]
         device = getattr(group, "bound_device_id", None)
         if device is not None:
-            _set_no_split_source(group._get_backend(device).options)
+            _clear_split_source(group._get_backend(device).options)
 
     def _count(self, plan: Plan) -> None:
         if not plan.counted:
@@ -393,38 +274,8 @@ class Shim:
     def _speaks(self, kind: str, group_rank: Any) -> bool:
         """One rank speaks of a creation: of one that all ranks make, the world's first."""
         if kind == COLLECTIVE:
-            return bool(self.c10d._get_default_group().rank() == 0)
+            return bool(self.state.world.rank() == 0)
         return kind == DIRECT or group_rank == 0
-
-    # -- torch's state -------------------------------------------------------------------------
-
-    def _backends(self, backend: str) -> dict[str, str]:
-        """The backend for each type of device that `backend` (`nccl`, `cpu:gloo,cuda:nccl`) means."""
-        config = self.c10d.BackendConfig(self.c10d.Backend(backend))
-        return {device: str(name).lower() for device, name in config.get_device_backend_map().items()}
-
-    def _who_splits(self, group: Any, device: Any) -> str:
-        """Who can split from the group's backend for `device`, as `_get_split_source` looks for it."""
-        try:
-            backend = group._get_backend(sys.modules["torch"].device(device))
-        except RuntimeError:  # it has none for that device
-            return NOBODY
-        if not backend.supports_splitting:
-            return NOBODY
-        wrapper = getattr(self.c10d, "_ProcessGroupWrapper", ())  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-        while isinstance(backend, wrapper):
-            backend = backend.wrapped_pg
-        return ALL if hasattr(backend, "perform_nocolor_split") else MEMBERS
-
-    def _torchcomms(self) -> bool:
-        """torchcomms makes groups in its own way; the shim stands aside."""
-        enabled = getattr(self.c10d, "_use_torchcomms_enabled", None)
-        return bool(enabled and enabled())
-
-    def _accelerator(self, index: int) -> Any:
-        torch = sys.modules["torch"]
-        current = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-        return torch.device(current.type if current else "cuda", index)
 
     def _guarded(self, function: Callable[..., T], *arguments: Any) -> T | None:
         try:
@@ -434,64 +285,51 @@ class Shim:
             return None
 
 
-def _type(device: Any) -> str:
-    return str(device.type)
-
-
-def _key(ranks: tuple[int, ...]) -> str:
+def _digest(ranks: tuple[int, ...]) -> str:
     return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
 
 
-def _set_no_split_source(options: Any) -> None:
+def _clear_split_source(options: Any) -> None:
     """torch leaves `split_from` in the caller's options, where a later group would find it."""
     if getattr(options, "split_from", None) is not None:
         options.split_from = None
 
 
-_shim: Shim | None = None
 _patched: dict[str, Patched] = {}
 
 
 def wait_for_torch() -> None:
-    """Patch torch.distributed when it is imported; now, if it is.  Never raises for what torch is."""
+    """Patch torch.distributed when it is imported; now, if it is."""
     late = TARGET in sys.modules
     if late:
-        import_module(TARGET)  # another thread may still be importing it
+        import_module(TARGET)  # another thread may still be at it
     wrapt.register_post_import_hook(partial(_on_import, late=late), TARGET)
 
 
 def _on_import(c10d: ModuleType, *, late: bool) -> None:
     try:
-        _apply(c10d, late)
+        _patch(c10d, late=late)
     except Exception as error:  # an error in an import hook would make `import torch` fail
         report.say(f"inactive, torch is left as it is: {error!r}")
 
 
-def _apply(c10d: ModuleType, late: bool) -> None:
-    global _shim
+def _patch(c10d: ModuleType, *, late: bool) -> None:
     chosen = settings.read(os.environ)
     if _patched or chosen.strategy == "off":
         return
     version = str(import_module("torch.version").__version__)
-    traits = probe(code_of_module(c10d), version)
-    current = report.Report(chosen, traits, version)
+    current = report.Report(chosen, probe(code_of_module(c10d), version), version)
     report.use(current)
-    if traits.missing:
-        handlers = {"init_process_group": _say_why_not} if hasattr(c10d, "init_process_group") else {}
+    if not current.traits.missing:
+        wrappers = Shim(c10d, current).wrappers()
+    elif hasattr(c10d, "init_process_group"):
+        wrappers = {"init_process_group": _say_why_not}
     else:
-        _shim = Shim(c10d, chosen, current)
-        handlers = {
-            "init_process_group": _shim.init_process_group,
-            "new_group": partial(_shim.mark_group, "new_group"),
-            "_new_group_with_tag": partial(_shim.mark_group, "_new_group_with_tag"),
-            "_process_group_name": _shim.name_group,
-            "_new_process_group_helper": _shim.new_process_group_helper,
-            "_get_split_source": _shim.get_split_source,
-        }
+        return
     replaced = []
-    for name, handler in handlers.items():
+    for name, wrapper in wrappers.items():
         original = getattr(c10d, name)
-        _patched[name] = Patched(original, handler, enabled=lambda: bool(_patched))
+        _patched[name] = Patched(original, wrapper, enabled=lambda: bool(_patched))
         setattr(c10d, name, _patched[name])
         replaced.append((original, _patched[name]))
     if late:
@@ -499,7 +337,7 @@ def _apply(c10d: ModuleType, late: bool) -> None:
     current.patched = tuple(_patched)
 
 
-def _say_why_not(wrapped: Callable[..., T], instance: Any, args: Args, kwargs: Kwargs) -> T:
+def _say_why_not(wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     current = report.current()
     if current and os.environ.get("RANK", "0") == "0":
         report.say(f"inactive on torch {current.torch_version}: {'; '.join(current.traits.missing)}")
@@ -508,10 +346,8 @@ def _say_why_not(wrapped: Callable[..., T], instance: Any, args: Args, kwargs: K
 
 def remove() -> None:
     """Put the originals back.  Where somebody has wrapped ours since, ours stays and passes calls on."""
-    global _shim
     originals = [(wrapper, wrapper.__wrapped__) for wrapper in _patched.values()]
     _patched.clear()
-    _shim = None
     report.use(None)
     _replace_everywhere(originals)
 

@@ -41,9 +41,9 @@ class Report:
             self._has_spoken = True
             say(self._line(creation, decision))
 
-    def world(self, what: str, defect: str, *, speak: bool) -> None:
-        """Count something done to the world itself."""
-        self.repairs[defect] += 1
+    def repaired_world(self, name: str, what: str, *, speak: bool) -> None:
+        """Count, under `name`, what was done to the world itself; say it if `speak`."""
+        self.repairs[name] += 1
         if speak:
             say(what)
 

@@ -41,6 +41,11 @@ class Settings:
     agreement: str = "error"
     warnings: tuple[str, ...] = ()
 
+    @property
+    def acts(self) -> bool:
+        """Decisions are acted on, not only reported."""
+        return self.strategy not in ("observe", "off")
+
 
 def read(environment: Mapping[str, str]) -> Settings:
     """Read the settings from `environment` (a mapping such as `os.environ`); never raises."""

@@ -99,7 +99,7 @@ def probe(code_of: CodeOf, version: str) -> Traits:
     found: dict[str, str] = {}
 
     def by_code(trait: str, value: bool, how: str) -> bool:
-        found[trait] = f"{how}: {'yes' if value else 'no'}"
+        found[trait] = how
         return value
 
     def by_version(trait: str, value: bool, which: str) -> bool:
@@ -118,9 +118,7 @@ def probe(code_of: CodeOf, version: str) -> Traits:
             "_get_split_source is not told the requested backend",
         ),
         split_tests_size=by_version("split_tests_size", (2, 3) <= release < (2, 6), "2.3 to 2.5"),
-        point_to_point_splits=by_version(
-            "point_to_point_splits", (2, 3) <= release < (2, 6), "2.3 to 2.5"
-        ),
+        point_to_point_splits=by_version("point_to_point_splits", (2, 3) <= release < (2, 6), "2.3 to 2.5"),
         local_names_differ=by_code(
             "local_names_differ",
             bool(hashed & {"pg_names", "group_count"}),

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torchcommshim doctor`: what is armed here, by what, and what this torch needs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.machinery
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torchcommshim
+from torchcommshim import defects, environment, report, settings, startup
+from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, decide
+from torchcommshim.traits import WRAPPED, Traits, code_of_module, probe
+
+C10D = "torch.distributed.distributed_c10d"
+_REMEDIES = {
+    INDEPENDENT: "independent: the group is made without splitting from the world",
+    SPLIT_NOW: "split_now: members split at once, together with the non-members",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Examine and print; 0 if the shim is in place here or switched off on purpose, else 1."""
+    findings = examine()
+    print(json.dumps(findings, indent=2) if chosen.json else as_text(findings))
+    return 1 if findings["problems"] else 0
+
+
+def examine() -> dict[str, Any]:
+    """Everything that a bug report needs, as plain values.  Imports torch, if there is one."""
+    variables = settings.read(os.environ)
+    c10d, torch_error = _import_c10d()
+    torch = sys.modules.get("torch") if c10d else None
+    version = str(torch.__version__) if torch else None
+    # In a process that is not patched the functions are torch's own, in a patched one probe looks beneath.
+    traits = probe(code_of_module(c10d), version) if c10d and version else Traits(missing=(torch_error,))
+    current = report.current()
+    findings: dict[str, Any] = {
+        "torchcommshim": {"version": torchcommshim.__version__, "folder": str(Path(__file__).parent)},
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "armed_by": [{"loader": loader, "file": _file_of(loader)} for loader in startup.armed_by],
+        "sitecustomize": _sitecustomize(),
+        "torch": {"version": version, "folder": list(torch.__path__)[0]} if torch else None,
+        "nccl": _nccl_version(torch),
+        "strategy": {"value": variables.strategy, "from": _origin(settings.STRATEGY)},
+        "agreement": {"value": variables.agreement, "from": _origin(settings.AGREEMENT)},
+        "wrapped": _wrapped(c10d) if c10d else {},
+        "traits": {
+            name: {"value": getattr(traits, name), "found": how} for name, how in traits.found.items()
+        },
+        "standing_aside": list(traits.missing),
+        "defects": [_defect(defect, traits, variables.strategy) for defect in defects.CATALOGUE],
+        "warnings": list(variables.warnings),
+        "failures": list(current.failures) if current else [],
+    }
+    findings["problems"] = _problems(findings)
+    return findings
+
+
+def _import_c10d() -> tuple[Any, str]:
+    try:
+        return importlib.import_module(C10D), ""
+    except ModuleNotFoundError as error:
+        return (
+            None,
+            "torch is not installed" if error.name == "torch" else f"torch cannot be imported: {error}",
+        )
+    except Exception as error:  # a broken torch is a finding, not the end of the examination
+        return None, f"torch cannot be imported: {error!r}"
+
+
+def _file_of(loader: str) -> str | None:
+    """The file that armed: the first one of that name on the path that Python starts with."""
+    if loader == "sitecustomize":
+        return getattr(sys.modules.get("sitecustomize"), "__file__", None)
+    for folder in sys.path:
+        file = Path(folder or ".") / loader
+        if loader.endswith(".pth") and file.is_file():
+            return str(file)
+    return None
+
+
+def _sitecustomize() -> dict[str, Any]:
+    """Which `sitecustomize` this Python imports, and whether it is ours."""
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    wins = spec.origin if spec else None
+    ours = environment.sitecustomize_folder() / "sitecustomize.py"
+    return {"wins": wins, "ours": str(ours), "ours_wins": wins is not None and Path(wins).resolve() == ours}
+
+
+def _nccl_version(torch: Any) -> str | None:
+    try:
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    except Exception:  # a build without NCCL, in one of several ways
+        return None
+
+
+def _origin(variable: str) -> str:
+    value = os.environ.get(variable)
+    return "default" if not value else f"{variable}={value}"
+
+
+def _wrapped(c10d: Any) -> dict[str, dict[str, Any]]:
+    """For each function: is our wrapper in place, and which modules wrap it, outermost first."""
+    return {name: _chain(getattr(c10d, name, None)) for name in WRAPPED}
+
+
+def _chain(function: Any) -> dict[str, Any]:
+    modules = []
+    while function is not None:
+        ours = type(function).__module__.startswith("torchcommshim.")
+        # functools.wraps copies __module__, so the module is read from where the code's globals live.
+        space = {} if ours else getattr(function, "__globals__", {})
+        modules.append("torchcommshim" if ours else str(space.get("__name__", type(function).__module__)))
+        function = getattr(function, "__wrapped__", None)
+    others = [name for name in modules if name.split(".")[0] not in ("torch", "torchcommshim")]
+    return {"in_place": "torchcommshim" in modules, "chain": modules, "others": others}
+
+
+def _defect(defect: defects.Defect, traits: Traits, strategy: str) -> dict[str, Any]:
+    present = not traits.missing and defect.present(traits)
+    return {
+        "name": defect.name,
+        "title": defect.title,
+        "upstream": defect.upstream,
+        "present": present,
+        "remedy": _remedy(defect, traits, strategy) if present else None,
+    }
+
+
+def _remedy(defect: defects.Defect, traits: Traits, strategy: str) -> str:
+    if strategy == "off":
+        return "nothing: TORCHCOMMSHIM=off"
+    prefix = "reported only; auto would do: " if strategy == "observe" else ""
+    creation = defect.example
+    if creation is None:
+        return prefix + "TORCH_NCCL_USE_COMM_NONBLOCKING=0 is set before the world is made"
+    if strategy == "strip" and creation.bound:
+        return "device_id is dropped, so there is nothing to split from"
+    decision = decide(creation, traits, strategy)
+    named = "the group is named alike on all its ranks"
+    return prefix + (named if decision.remedy not in _REMEDIES else _REMEDIES[decision.remedy])
+
+
+def _problems(findings: dict[str, Any]) -> list[str]:
+    """Why the shim is not in place here; empty if it is, or if it is off on purpose."""
+    if findings["strategy"]["value"] == "off":
+        return []
+    problems: list[str] = [f"stands aside: {reason}" for reason in findings["standing_aside"]]
+    if not findings["armed_by"]:
+        problems.append(
+            "nothing has armed the shim in this Python: is torchcommshim.pth in its site-packages? "
+            "Or start with `torchcommshim run --`, or put `torchcommshim path` on PYTHONPATH"
+        )
+    elif not problems:
+        problems += [
+            f"{name} is not wrapped: replaced by {', '.join(entry['chain'])}"
+            for name, entry in findings["wrapped"].items()
+            if not entry["in_place"]
+        ]
+    return [*problems, *findings["warnings"], *findings["failures"]]
+
+
+def as_text(findings: dict[str, Any]) -> str:
+    """The findings for people."""
+    torch, site = findings["torch"], findings["sitecustomize"]
+    lines = [
+        f"torchcommshim  {findings['torchcommshim']['version']}  {findings['torchcommshim']['folder']}",
+        f"python         {findings['python']['version']}  {findings['python']['executable']}",
+        f"torch          {torch['version']}  {torch['folder']}" if torch else "torch          none",
+        f"NCCL           {findings['nccl'] or 'none'}",
+        "armed by       " + (", ".join(_armed(entry) for entry in findings["armed_by"]) or "nothing"),
+        f"sitecustomize  {site['wins'] or 'none'}{' (ours)' if site['ours_wins'] else ''}",
+        f"strategy       {findings['strategy']['value']}  ({findings['strategy']['from']})",
+        f"agreement      {findings['agreement']['value']}  ({findings['agreement']['from']})",
+        "",
+        "Wrapped functions, outermost first",
+    ]
+    for name, entry in findings["wrapped"].items():
+        others = f"  also by {', '.join(entry['others'])}" if entry["others"] else ""
+        lines.append(f"  {'yes' if entry['in_place'] else 'NO ':3}  {name:28}{others}")
+    lines += ["", "Traits of this torch"]
+    for name, entry in findings["traits"].items():
+        lines.append(f"  {'yes' if entry['value'] else 'no':3}  {name:24}  {entry['found']}")
+    lines += ["", "Known defects of this torch, and what is done about them"]
+    for entry in findings["defects"]:
+        if entry["present"]:
+            lines += [
+                f"  {entry['name']}: {entry['title']}",
+                f"      {entry['upstream']}",
+                f"      {entry['remedy']}",
+            ]
+    problems = findings["problems"]
+    lines += ["", "Problems" if problems else "No problems found."] + [f"  {problem}" for problem in problems]
+    return "\n".join(lines)
+
+
+def _armed(entry: dict[str, Any]) -> str:
+    return str(entry["file"] or entry["loader"])

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch.distributed holds at the moment, read without importing it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torchcommshim.creations import ALL, MEMBERS, NOBODY
+
+
+class TorchState:
+    """Reads a loaded `torch.distributed.distributed_c10d`."""
+
+    def __init__(self, c10d: Any) -> None:
+        self.c10d = c10d
+
+    @property
+    def world(self) -> Any:
+        """The world: torch's default process group."""
+        return self.c10d._get_default_group()
+
+    def world_backends(self) -> dict[str, str]:
+        """The world's backend for each type of device."""
+        return self.backends(self.c10d._world.pg_map[self.world][0])
+
+    def backends(self, backend: str) -> dict[str, str]:
+        """The backend for each type of device that `backend` (`nccl`, `cpu:gloo,cuda:nccl`) means."""
+        config = self.c10d.BackendConfig(self.c10d.Backend(backend))
+        return {device: str(name).lower() for device, name in config.get_device_backend_map().items()}
+
+    def who_splits(self, device: Any) -> str:
+        """Who can split from the world's backend for `device`, found as `_get_split_source` finds it."""
+        try:
+            backend = self.world._get_backend(self.torch.device(device))
+        except RuntimeError:  # it has none for that device
+            return NOBODY
+        if not backend.supports_splitting:
+            return NOBODY
+        wrapper = getattr(self.c10d, "_ProcessGroupWrapper", ())  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        while isinstance(backend, wrapper):
+            backend = backend.wrapped_pg
+        return ALL if hasattr(backend, "perform_nocolor_split") else MEMBERS
+
+    def uses_torchcomms(self) -> bool:
+        """torchcomms (2.11 on) makes groups in its own way; the shim stands aside."""
+        enabled = getattr(self.c10d, "_use_torchcomms_enabled", None)
+        return bool(enabled and enabled())
+
+    def accelerator(self, index: int) -> Any:
+        """The torch.device with that index, of this build's accelerator."""
+        current = self.torch.accelerator.current_accelerator() if hasattr(self.torch, "accelerator") else None
+        return self.torch.device(current.type if current else "cuda", index)
+
+    @property
+    def torch(self) -> Any:
+        """The torch package, which is loaded since its submodule is."""
+        return sys.modules["torch"]

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world's own creation: `init_process_group`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+import torchcommshim
+from torchcommshim import agreement, report, settings
+from torchcommshim.creations import NOBODY, CallForm
+from torchcommshim.defects import NONBLOCKING
+from torchcommshim.torch_state import TorchState
+
+NONBLOCKING_SWITCH = "TORCH_NCCL_USE_COMM_NONBLOCKING"
+
+
+@dataclass
+class World:
+    """One call of `init_process_group`.
+
+    Attributes:
+        args, kwargs: the call that is made.
+        device: the device_id that was given, as a torch.device; None if none was.
+        stripped: the shim drops it.
+        post: what this rank told the others, where ranks compare.
+        timeout_s: the world's own timeout, in seconds.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    device: Any = None
+    stripped: bool = False
+    post: agreement.Post | None = None
+    timeout_s: float = 0.0
+
+
+class Worlds:
+    """Plans, begins and finishes worlds as the settings say."""
+
+    def __init__(self, state: TorchState, forms: Mapping[str, CallForm], current: report.Report) -> None:
+        self._state = state
+        self._init, self._helper = forms["init_process_group"], forms["_new_process_group_helper"]
+        self._report = current
+        self._settings, self._traits = current.settings, current.traits
+
+    def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> World:
+        """Decide on a call of `init_process_group`, before it is made."""
+        world = World(args, kwargs)
+        device = self._init.get(args, kwargs, "device_id")
+        if device is None or self._state.uses_torchcomms():
+            return world
+        changes: dict[str, Any] = {}
+        if self._settings.acts and type(device) is int and not self._traits.accepts_int_device:
+            device = changes["device_id"] = self._state.accelerator(device)
+        backend = self._init.get(args, kwargs, "backend")
+        # nccl2 has no lazily connected world: it needs the device (pytorch#192276).
+        if self._settings.strategy == "strip" and "nccl2" not in str(backend).lower():
+            world.stripped = True
+            changes["device_id"] = None
+            if backend is None and self._traits.device_picks_backend:
+                defaults = self._state.c10d.Backend.default_device_backend_map
+                changes["backend"] = defaults.get(self._state.torch.device(device).type)
+        world.device = device
+        world.args, world.kwargs = self._init.replace(args, kwargs, **changes)
+        return world
+
+    def begin(self, world: World, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Right before the world connects: its store exists, and nobody has waited for anybody yet.
+
+        `args` and `kwargs` are those of the helper's call.
+        """
+        size, rank, store, timeout = (
+            self._helper.get(args, kwargs, name) for name in ("group_size", "group_rank", "store", "timeout")
+        )
+        speak = rank == 0
+        for warning in self._settings.warnings if speak else ():
+            report.say(warning)
+        if world.device is None:
+            return
+        if world.stripped:
+            what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
+            self._report.repaired_world("strip", what, speak=speak)
+        self._avoid_nonblocking(world, speak=speak)
+        backend = str(self._helper.get(args, kwargs, "backend")).lower()
+        if size > 1 and backend not in ("fake", "mpi") and self._settings.agreement != "off":
+            prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
+            world.timeout_s = timeout.total_seconds()
+            world.post = agreement.post(prefixed, rank, size, self._statement())
+
+    def keep_device(self, world: World) -> None:
+        """What a stripped device_id told torch besides the binding: the current device, the barrier's."""
+        device = self._state.torch.device(world.device)
+        module = getattr(self._state.torch, device.type)
+        backend = self._state.world_backends().get(device.type)
+        if device.index is None or backend in (None, "gloo", "mpi") or not module.is_available():
+            return
+        module.set_device(device)
+        if self._traits.barrier_asks_backend and backend == "nccl":
+            self._state.world._get_backend(device).bound_device_id = device
+
+    def confirm(self, world: World, post: agreement.Post) -> None:
+        """Compare with the other ranks.
+
+        Raises:
+            AgreementError: they differ, and the user has not asked for a warning only.
+        """
+        try:
+            agreement.confirm(post, connected=self._waited_for_all(), timeout_s=world.timeout_s)
+        except agreement.AgreementError as error:
+            if self._settings.agreement == "error":
+                raise
+            report.say(str(error))
+        except Exception as error:
+            self._report.failed("the agreement between ranks", error)
+
+    def _statement(self) -> dict[str, str]:
+        return {
+            "torchcommshim": torchcommshim.__version__,
+            "strategy": self._settings.strategy,
+            "traits": self._traits.digest(),
+        }
+
+    def _avoid_nonblocking(self, world: World, *, speak: bool) -> None:
+        """Turn off 2.7.0's non-blocking mode, as 2.7.1 does, unless the user has chosen (pytorch#154055).
+
+        A stripped world's backend stays bound for the barrier, which must not turn that mode on.
+        """
+        unwanted = self._traits.nonblocking_by_default or (
+            world.stripped and self._traits.connects_without_waiting
+        )
+        if self._settings.acts and unwanted and NONBLOCKING_SWITCH not in os.environ:
+            os.environ[NONBLOCKING_SWITCH] = "0"
+            what = f"{NONBLOCKING_SWITCH}=0 is set: {NONBLOCKING.title} ({NONBLOCKING.upstream})"
+            self._report.repaired_world(NONBLOCKING.name, what, speak=speak)
+
+    def _waited_for_all(self) -> bool:
+        """Making the world has waited for every rank: all have passed `begin`, or have no shim."""
+        backends = self._state.world_backends()
+        if "gloo" in backends.values() and os.environ.get("TORCH_GLOO_LAZY_INIT", "0") in ("", "0"):
+            return True
+        device = self._state.world.bound_device_id
+        if device is None or backends.get(device.type) != "nccl" or self._state.who_splits(device) == NOBODY:
+            return False
+        nonblocking = os.environ.get(NONBLOCKING_SWITCH)
+        if nonblocking is None:
+            return not self._traits.connects_without_waiting
+        return nonblocking.lower() in settings.OFF
