@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment variables: what is accepted, what is the default, what a mistake costs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import ROOT
+
+from torchcommshim import settings, startup
+from torchcommshim.settings import Settings
+
+pytestmark = pytest.mark.once
+
+
+def test_defaults():
+    """An empty environment means auto and error."""
+    assert settings.read({}) == Settings(strategy="auto", agreement="error", warnings=())
+
+
+@pytest.mark.parametrize("strategy", settings.STRATEGIES)
+def test_each_strategy(strategy):
+    """Each documented strategy is accepted without a warning."""
+    assert settings.read({"TORCHCOMMSHIM": strategy}) == Settings(strategy=strategy)
+
+
+@pytest.mark.parametrize("agreement", settings.AGREEMENTS)
+def test_each_agreement(agreement):
+    """Each documented value of TORCHCOMMSHIM_AGREEMENT is accepted without a warning."""
+    assert settings.read({"TORCHCOMMSHIM_AGREEMENT": agreement}) == Settings(agreement=agreement)
+
+
+@pytest.mark.parametrize("word", settings.ON)
+def test_words_for_true(word):
+    """The usual words for true mean the default of either variable."""
+    assert settings.read({"TORCHCOMMSHIM": word, "TORCHCOMMSHIM_AGREEMENT": word}) == Settings()
+
+
+@pytest.mark.parametrize("word", settings.OFF)
+def test_words_for_false(word):
+    """The usual words for false mean off, of either variable."""
+    environment = {"TORCHCOMMSHIM": word, "TORCHCOMMSHIM_AGREEMENT": word}
+
+    assert settings.read(environment) == Settings(strategy="off", agreement="off")
+
+
+@pytest.mark.parametrize("value", ["", "   "])
+def test_empty_value(value):
+    """An empty value is an unset one."""
+    assert settings.read({"TORCHCOMMSHIM": value, "TORCHCOMMSHIM_AGREEMENT": value}) == Settings()
+
+
+@pytest.mark.parametrize("value", ["STRIP", " strip ", "Strip\n"])
+def test_case_and_space(value):
+    """Case and surrounding space do not matter."""
+    assert settings.read({"TORCHCOMMSHIM": value}) == Settings(strategy="strip")
+
+
+def test_unknown_strategy():
+    """An unknown strategy costs one warning that shows it and lists what is accepted; auto is used."""
+    read = settings.read({"TORCHCOMMSHIM": "Stripp"})
+
+    assert read == Settings(
+        warnings=(
+            "TORCHCOMMSHIM='Stripp' is not known; accepted: auto, strip, split, observe, off. Using 'auto'.",
+        )
+    )
+
+
+def test_unknown_agreement():
+    """An unknown agreement likewise; `strip`, a strategy, is not one."""
+    read = settings.read({"TORCHCOMMSHIM_AGREEMENT": "strip"})
+
+    assert read == Settings(
+        warnings=("TORCHCOMMSHIM_AGREEMENT='strip' is not known; accepted: error, warn, off. Using 'error'.",)
+    )
+
+
+def test_one_mistake_does_not_cost_the_other_setting():
+    """A mistake in one variable leaves the other as the user set it."""
+    read = settings.read({"TORCHCOMMSHIM": "split", "TORCHCOMMSHIM_AGREEMENT": "loud"})
+
+    assert (read.strategy, read.agreement, len(read.warnings)) == ("split", "error", 1)
+
+
+def test_unknown_variables():
+    """Variables that look like ours get one warning each, in order; others none."""
+    environment = {"TORCHCOMMSHIM_STRATEGY": "strip", "TORCHCOMMSHIMS": "1", "TORCH_COMM": "1", "PATH": "/"}
+    accepted = "accepted: TORCHCOMMSHIM, TORCHCOMMSHIM_AGREEMENT. It is ignored."
+
+    assert settings.unknown(environment) == ["TORCHCOMMSHIMS", "TORCHCOMMSHIM_STRATEGY"]
+    assert settings.read(environment).warnings == (
+        f"TORCHCOMMSHIMS is not a variable of torchcommshim; {accepted}",
+        f"TORCHCOMMSHIM_STRATEGY is not a variable of torchcommshim; {accepted}",
+    )
+
+
+def test_reading_changes_nothing():
+    """Reading leaves the environment as it is."""
+    environment = {"TORCHCOMMSHIM": "nonsense", "TORCHCOMMSHIM_X": ""}
+    before = dict(environment)
+
+    settings.read(environment)
+
+    assert environment == before
+
+
+def test_settings_are_frozen():
+    """Settings cannot be changed after they were read: a decision may depend on them."""
+    with pytest.raises(AttributeError):
+        settings.read({}).strategy = "off"
+
+
+def test_start_up_knows_the_same_words():
+    """startup.py, which may not import settings.py, has a copy of the words for off."""
+    assert startup.OFF == settings.OFF
+
+
+@pytest.mark.parametrize("value", ["", "auto", "on", "observe", "nonsense", *settings.OFF, " OFF "])
+def test_start_up_reads_the_master_switch_alike(value, monkeypatch):
+    """The master switch at start and the strategy read later never contradict each other."""
+    monkeypatch.setenv("TORCHCOMMSHIM", value)
+
+    assert startup.is_off() == (settings.read({"TORCHCOMMSHIM": value}).strategy == "off")
+
+
+def test_readme_lists_every_value():
+    """The README's table of switches has each variable with exactly the values that are accepted."""
+    rows = dict(
+        re.findall(r"^\| `(TORCHCOMMSHIM\w*)` \| ([^|]*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    )
+    listed = {name: tuple(re.findall(r"`(\w+)`", values)) for name, values in rows.items()}
+
+    assert listed == {"TORCHCOMMSHIM": settings.STRATEGIES, "TORCHCOMMSHIM_AGREEMENT": settings.AGREEMENTS}
