@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scenarios share: the devices, the world, the check of a sum, the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Iterable
+
+import torch
+import torch.distributed as dist
+
+GPU = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+
+# Where tensors live: on this rank's GPU; or on the CPU, where there is no GPU and NCCL is simulated.
+DEVICE = GPU if torch.cuda.is_available() else torch.device("cpu")
+
+_wrong: list[list[int]] = []
+
+
+def start() -> tuple[int, int]:
+    """Make an NCCL world bound to this rank's GPU; returns this rank and the number of ranks."""
+    dist.init_process_group("nccl", device_id=GPU)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def check_sum(
+    members: Iterable[int], group: dist.ProcessGroup | None = None, device: torch.device | str = DEVICE
+) -> None:
+    """All-reduce rank + 1 over a group whose members should be these, and say so if the sum is wrong."""
+    ranks, rank = list(members), dist.get_rank()
+    if rank not in ranks:
+        return
+    tensor = torch.tensor([rank + 1.0], device=device)
+    dist.all_reduce(tensor, group=group)
+    got = tensor.item()  # waits for the GPU
+    expected = sum(member + 1 for member in ranks)
+    if got != expected:
+        _wrong.append(ranks)
+        print(f"WRONG group {ranks}: rank {rank} got {got:.0f}, expected {expected}", flush=True)
+
+
+def finish() -> None:
+    """Wait until every rank has said what it saw, then leave: with 1 if a sum was wrong here."""
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit(bool(_wrong))
