@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show each defect without and with the shim, on this machine: `torchcommshim verify`.
+
+Scenarios are plain scripts that know nothing of the shim.  Each runs through torchrun, first without it
+and then with it, under a deadline, and is judged ok, hang, wrong (a sum was wrong) or error.  On GPUs
+they use real NCCL; without a GPU NCCL is simulated, and the first line says so.
+
+Exit codes: 0 if every scenario that a strategy claims is ok with it; 1 if one is not; 2 for bad usage;
+130 if interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Iterator, Sequence
+
+import torchcommshim
+from torchcommshim.verify import catalogue, table
+from torchcommshim.verify.catalogue import NOT_CLAIMED, Scenario
+from torchcommshim.verify.runner import Cancelled, Machine, NoTorch, Runner, free, look
+from torchcommshim.verify.verdicts import OK, Verdict
+
+SIMULATED_DEADLINE = 10.0
+REAL_DEADLINE = 60.0
+
+Results = dict[tuple[str, str], Verdict]
+
+
+class BadUsage(Exception):
+    """The arguments cannot be followed; the message says why."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add verify's options to a parser."""
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        metavar="NAME",
+        help=f"what to run with, of {', '.join(catalogue.STRATEGIES)}; repeat, or separate by commas (auto)",
+    )
+    parser.add_argument(
+        "--scenario", action="append", metavar="NAME", help="run this one only; may be repeated (all)"
+    )
+    parser.add_argument("--nproc", type=_positive(int), default=4, metavar="N", help="number of ranks (4)")
+    parser.add_argument(
+        "--simulate", action="store_true", help="use simulated NCCL even where there are GPUs"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=_positive(float),
+        metavar="SECONDS",
+        help=f"a run that takes longer, once all ranks have started, hangs ({REAL_DEADLINE:.0f} on GPUs, "
+        f"{SIMULATED_DEADLINE:.0f} simulated)",
+    )
+    parser.add_argument(
+        "--jobs", type=_positive(int), default=1, metavar="N", help="how many runs at the same time (1)"
+    )
+    parser.add_argument(
+        "--port",
+        type=_positive(int),
+        metavar="PORT",
+        help="torchrun's port; with --jobs also those above (any)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to FILE as well")
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Run the scenarios and show what came of them; returns the exit code."""
+    try:
+        scenarios, strategies = _scenarios(chosen), _strategies(chosen)
+        _check_ports(chosen)
+        if chosen.output and not chosen.output.parent.is_dir():
+            raise BadUsage(f"--output {chosen.output}: there is no folder {chosen.output.parent}")
+        machine = look(chosen.simulate)
+        if not chosen.json:
+            print(table.first_line(machine, chosen.nproc), flush=True)
+        results = _run_all(chosen, machine, scenarios, strategies)
+    except (BadUsage, NoTorch) as error:
+        sys.stderr.write(f"torchcommshim verify: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("torchcommshim verify: interrupted; all processes that it started are gone\n")
+        return 130
+    document = _document(chosen, machine, scenarios, strategies, results)
+    text = json.dumps(document, indent=2) + "\n"
+    if chosen.output:
+        chosen.output.write_text(text)
+    if chosen.json:
+        print(text, end="")
+    else:
+        color = table.wants_color(sys.stdout, os.environ)
+        print("", *table.table(scenarios, strategies, results, color=color), sep="\n")
+        print(*table.details(scenarios, strategies, results), sep="\n")
+    return 0 if document["ok"] else 1
+
+
+def _positive(kind: type[int | float]) -> Any:
+    def parse(text: str) -> int | float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it in its message
+    return parse
+
+
+def _scenarios(chosen: argparse.Namespace) -> list[Scenario]:
+    names = chosen.scenario or list(catalogue.NAMES)
+    for name in names:
+        if name not in catalogue.NAMES:
+            raise BadUsage(f"no scenario {name!r}; there are: {', '.join(catalogue.NAMES)}")
+    scenarios = [catalogue.load(name) for name in dict.fromkeys(names)]
+    short = [scenario for scenario in scenarios if scenario.minimum_ranks > chosen.nproc]
+    if short:
+        needs = ", ".join(f"{scenario.name} needs {scenario.minimum_ranks}" for scenario in short)
+        raise BadUsage(f"--nproc {chosen.nproc} is too few ranks: {needs}")
+    return scenarios
+
+
+def _strategies(chosen: argparse.Namespace) -> list[str]:
+    names = ",".join(chosen.strategy or ["auto"]).split(",")
+    for name in names:
+        if name not in catalogue.STRATEGIES:
+            raise BadUsage(f"no strategy {name!r} that repairs; there are: {', '.join(catalogue.STRATEGIES)}")
+    return list(dict.fromkeys(names))
+
+
+def _ports(chosen: argparse.Namespace) -> list[int | None]:
+    if chosen.port is None:
+        return [None] * chosen.jobs
+    return list(range(chosen.port, chosen.port + chosen.jobs))
+
+
+def _check_ports(chosen: argparse.Namespace) -> None:
+    for port in _ports(chosen):
+        if port is not None and port > 65535:
+            raise BadUsage(f"port {port} is out of range")
+        if port is not None and not free(port):
+            raise BadUsage(f"port {port} is taken; choose another, or leave --port out to have one found")
+
+
+def _run_all(
+    chosen: argparse.Namespace, machine: Machine, scenarios: Sequence[Scenario], strategies: Sequence[str]
+) -> Results:
+    """Run each scenario without the shim, once, and with each strategy."""
+    runs = [(scenario, strategy) for scenario in scenarios for strategy in ("off", *strategies)]
+    deadline = chosen.deadline or (SIMULATED_DEADLINE if machine.simulated else REAL_DEADLINE)
+    runner = Runner(chosen.nproc, deadline, machine.simulated, threading.Event())
+    ports = _ports(chosen)
+    results: Results = {}
+
+    def run(scenario: Scenario, strategy: str) -> tuple[Scenario, str, Verdict]:
+        port = ports.pop()
+        try:
+            return scenario, strategy, runner.run_scenario(scenario, strategy, port)
+        finally:
+            ports.append(port)
+
+    with _sigterm_interrupts(), ThreadPoolExecutor(chosen.jobs) as pool:
+        futures = [pool.submit(run, *each) for each in runs]
+        try:
+            _progress(f"0/{len(runs)}")
+            for future in as_completed(futures):
+                scenario, strategy, verdict = future.result()
+                results[scenario.name, strategy] = verdict
+                how = "without" if strategy == "off" else f"with {strategy}"
+                _progress(f"{len(results)}/{len(runs)} {scenario.name} {how}: {verdict.verdict}")
+        except BaseException as error:
+            for future in futures:
+                future.cancel()
+            runner.cancelled.set()
+            if isinstance(error, Cancelled):
+                raise KeyboardInterrupt from error
+            raise
+        finally:
+            _end_progress()
+    return results
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, which would leave the ranks behind, act as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _progress(text: str) -> None:
+    """One line that is written over on a terminal, a line for each run elsewhere."""
+    terminal = sys.stderr.isatty()
+    sys.stderr.write(f"\r\033[K{text}" if terminal else f"{text}\n")
+    sys.stderr.flush()
+
+
+def _end_progress() -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\033[K")
+
+
+def _document(
+    chosen: argparse.Namespace,
+    machine: Machine,
+    scenarios: Sequence[Scenario],
+    strategies: Sequence[str],
+    results: Results,
+) -> dict[str, Any]:
+    claimed = [
+        results[scenario.name, strategy]
+        for scenario in scenarios
+        for strategy in strategies
+        if (strategy, scenario.name) not in NOT_CLAIMED
+    ]
+    return {
+        "torchcommshim": torchcommshim.__version__,
+        **asdict(machine),
+        "ranks": chosen.nproc,
+        "strategies": list(strategies),
+        "ok": all(verdict.verdict == OK for verdict in claimed),
+        "scenarios": [
+            {
+                "name": scenario.name,
+                "title": scenario.title,
+                "upstream": scenario.upstream,
+                "not_claimed": {
+                    strategy: NOT_CLAIMED[strategy, scenario.name]
+                    for strategy in strategies
+                    if (strategy, scenario.name) in NOT_CLAIMED
+                },
+                "without": asdict(results[scenario.name, "off"]),
+                "with": {strategy: asdict(results[scenario.name, strategy]) for strategy in strategies},
+            }
+            for scenario in scenarios
+        ],
+    }

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of one run, read from what its ranks left behind.
+
+| verdict | what it means                                                                        |
+| ------- | ------------------------------------------------------------------------------------ |
+| ok      | every rank ended by itself and every sum was right                                   |
+| wrong   | a sum was wrong, whatever else happened: it is the one failure that nobody notices   |
+| hang    | a rank was still at work when the deadline came                                      |
+| error   | a rank raised, or died                                                               |
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+OK, WRONG, HANG, ERROR = "ok", "wrong", "hang", "error"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Where a rank was when the run was ended.
+
+    Attributes:
+        rank: the rank.
+        line: of the scenario's script; None if it was not in it, before its start or after its end.
+        code: that line.
+        inside: what it waits in: torch's function and the call in it, `all_reduce: wait`.
+    """
+
+    rank: int
+    line: int | None
+    code: str
+    inside: str
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A wrong sum: `rank` of the group of `ranks` got `got` where `expected` was right."""
+
+    ranks: list[int]
+    rank: int
+    got: int
+    expected: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The exception that ended a rank, in one line; `rank` is None where the launcher failed."""
+
+    rank: int | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one run ended.
+
+    Attributes:
+        verdict: OK, WRONG, HANG or ERROR.
+        seconds: from the launch to the end.
+        waits: the ranks that were ended, and where each was.
+        sums: the wrong sums.
+        failures: the exceptions; those that only followed from the end of the run are left out.
+    """
+
+    verdict: str
+    seconds: float
+    waits: list[Wait] = field(default_factory=list)
+    sums: list[Sum] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """The details for people; empty if all is well."""
+        found = [f"group {s.ranks}: rank {s.rank} got {s.got}, expected {s.expected}" for s in self.sums]
+        found += [
+            failure.message if failure.rank is None else f"rank {failure.rank}: {failure.message}"
+            for failure in self.failures
+        ]
+
+        def place(wait: Wait) -> tuple[int, str, str]:
+            return (wait.line or 0, wait.code, wait.inside)
+
+        for (line, code, inside), waits in groupby(sorted(self.waits, key=place), key=place):
+            ranks = sorted(wait.rank for wait in waits)
+            who = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            found.append(f"{who}: line {line}, {code} -> {inside}" if line else f"{who}: {inside}")
+        return found
+
+
+WRONG_SUM = re.compile(r"^WRONG group \[([\d, ]+)\]: rank (\d+) got (-?\d+), expected (-?\d+)$", re.MULTILINE)
+FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
+TIMEOUT = "Timeout ("  # how faulthandler's dump begins when the deadline came
+TORCH = "/torch/distributed/"
+
+
+def judge(script: Path, folder: Path, output: str, code: int, seconds: float) -> Verdict:
+    """Judge a run.
+
+    Args:
+        script: the scenario's script.
+        folder: where the ranks left `RANK.stacks` and `RANK.error` (see launch.py).
+        output: what all ranks wrote to stdout.
+        code: the launcher's exit code.
+        seconds: how long it took.
+    """
+    stacks = {int(path.stem): path for path in folder.glob("*.stacks")}
+    errors = {int(path.stem): path for path in folder.glob("*.error")}
+    texts = {rank: path.read_text() for rank, path in sorted(stacks.items())}
+    timed_out = [stacks[rank].stat().st_mtime_ns for rank, text in texts.items() if text.startswith(TIMEOUT)]
+    sums = [
+        Sum([int(rank) for rank in ranks.split(",")], int(rank), int(got), int(expected))
+        for ranks, rank, got, expected in WRONG_SUM.findall(output)
+    ]
+    failures = [
+        Failure(rank, path.read_text())
+        for rank, path in sorted(errors.items())
+        if not timed_out or path.stat().st_mtime_ns < min(timed_out)
+    ]
+    waits = [where(script, rank, text) for rank, text in texts.items() if text and rank not in errors]
+    if sums:
+        verdict = WRONG
+    elif failures:
+        verdict = ERROR
+    elif timed_out:
+        verdict = HANG
+    else:
+        verdict = ERROR if code else OK
+    return Verdict(verdict, round(seconds, 1), waits, sorted(sums, key=_by_group), failures)
+
+
+def where(script: Path, rank: int, stacks: str) -> Wait:
+    """Where a rank was, from faulthandler's dump of its threads (innermost frame first)."""
+    threads = [list(FRAME.finditer(text)) for text in THREAD.split(stacks)[1:]]
+    for frames in threads:
+        inner = next((index for index, frame in enumerate(frames) if frame["file"] == str(script)), None)
+        if inner is not None:
+            line = int(frames[inner]["line"])
+            return Wait(rank, line, _code(frames[inner]), _inside(frames[: inner + 1]))
+    return Wait(rank, None, "", "not in the script")
+
+
+def _inside(frames: list[re.Match[str]]) -> str:
+    innermost = next((frame for frame in frames if TORCH in frame["file"]), frames[0])
+    call = re.search(r"(\w+)\(", _code(innermost))
+    return f"{innermost['function']}: {call[1]}" if call else str(innermost["function"])
+
+
+def _code(frame: re.Match[str]) -> str:
+    return linecache.getline(frame["file"], int(frame["line"])).strip()
+
+
+def _by_group(wrong: Sum) -> tuple[list[int], int]:
+    return wrong.ranks, wrong.rank
