@@ -376,6 +376,14 @@ def test_target_installation(wheel, without, tmp_path):
     assert without.evaluate(ARMED_BY, PYTHONPATH=folder) == armed_by_folder(folder)
 
 
+def test_run_command(installed, without, folder):
+    """`torchcommshim run -- COMMAND` arms a Python of another environment."""
+    command = (installed.path / "bin" / "torchcommshim", "run", "--", without.python)
+    started = run(*command, "-c", f"import sys; print({ARMED_BY})")
+
+    assert started.stdout == f"{armed_by_folder(folder)}\n"
+
+
 # -- other Pythons --------------------------------------------------------------------------------
 
 
