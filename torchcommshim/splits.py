@@ -20,15 +20,15 @@ A rank goes on until it needs others; what it needs them for is a meeting.  Ther
 - a collective or a send, among the ranks that the communicator has, not those it should have: rank r
   contributes r + 1, so a communicator that is short of ranks shows as a wrong sum.
 
-Meetings are held only when no rank can go on without one, and where two groups share their store keys
-ranks are mixed up: of several possible timings the model takes the worst.
+Meetings are held only when no rank can go on without one.  So timing decides nothing but what becomes of
+groups that share their store keys, and there the model takes a bad one: their ranks are mixed up.
 
-Left out: time, and errors that come of it; the asynchronous half of a collective (a script that uses a
-result at once is assumed); work that is outstanding on the parent during a split; groups of one process
-that threads make at the same time; `split_group`, which behaves as a call in which each rank names its
-own group; the store barrier of TORCH_DIST_INIT_BARRIER; batched sends, which use the group's own
-communicator as collectives do; torch 2.9's unbatched sends, which do too; torchcomms and nccl-lazy;
-colliding colours; what NCCL itself gets wrong.
+Left out: time, and errors that come of it; the asynchronous half of a collective (a script that uses its
+result at once is assumed); work that is outstanding on the parent during a split; groups that threads of
+one process make at the same time; `split_group`, which behaves as a call in which each rank names its own
+group; the store barrier of TORCH_DIST_INIT_BARRIER; batched sends, and unbatched ones on bound groups from
+2.9 on, which use the communicator of the group's collectives; what NCCL makes of a gloo parent; torchcomms
+and nccl-lazy; colours that collide; what NCCL itself gets wrong.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from typing import Any, Union
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD, Creation
 from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, Decision, decide
+from torchcommshim.settings import STRATEGIES
 from torchcommshim.traits import Traits
 
 Ranks = tuple[int, ...]
@@ -171,7 +172,7 @@ class Program:
                 self.steps[rank].append(Create(label, part, backend, kind))
         return label
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lists = (f"rank {rank}: " + "; ".join(map(str, steps)) for rank, steps in enumerate(self.steps))
         return "\n".join([str(self.world), *lists])
 
@@ -213,7 +214,7 @@ class Wait:
     missing: Ranks
 
     def __str__(self) -> str:
-        others = ", ".join(map(str, self.missing)) or "none that is missing"
+        others = ", ".join(map(str, self.missing)) or "that have found another group under the same name"
         return f"rank {self.rank} waits in {self.step} ({self.at}) for ranks {others}"
 
 
@@ -305,7 +306,7 @@ def run(
 
     Raises:
         ValueError: the program makes no sense: an unknown group, a rank outside the world, a backend
-            that is not modelled, `strip` on some ranks only (init itself hangs).
+            or strategy that is not known, `strip` on some ranks only (init itself hangs).
     """
     if strategy is None or isinstance(strategy, str):
         strategy = [strategy] * program.world.size
@@ -339,6 +340,9 @@ def _check(program: Program, strategies: Sequence[str | None]) -> None:
     for what, count in (("strategies", len(strategies)), ("lists of steps", len(program.steps))):
         if count != world.size:
             raise ValueError(f"{count} {what} for {world.size} ranks")
+    unknown = set(strategies) - {None, *STRATEGIES}
+    if unknown:
+        raise ValueError(f"strategy {unknown.pop()!r} is none of {', '.join(STRATEGIES)}")
     if "strip" in strategies and set(strategies) != {"strip"}:
         raise ValueError("strip on some ranks only: they hang inside init_process_group")
     backends(world.backend)
@@ -661,8 +665,12 @@ class _Run:
 
         The store keeps one address for a key.  Where two groups share it, the last that posts one is
         found, by whoever comes first; later ranks find an address at which nobody answers any more.
+        A group of one needs no address.
         """
         group_of = {rank: self.waiting[rank].ranks for rank in ranks}
+        for rank in ranks:
+            if len(group_of[rank]) == 1:
+                yield rank, self._connected([rank], [group_of[rank]])
         places: dict[int, list[int]] = defaultdict(list)
         for rank in ranks:
             places[group_of[rank].index(rank)].append(rank)
@@ -670,7 +678,7 @@ class _Run:
             return
         first = places[0][-1]
         size = len(group_of[first])
-        if any(place not in places for place in range(size)):
+        if size == 1 or any(place not in places for place in range(size)):
             return
         self.taken.add(key)
         met = [first, *(places[place][0] for place in range(1, size))]
@@ -687,13 +695,10 @@ class _Run:
         if isinstance(meeting, _Split):
             at = NOCOLOR if meeting.colour is None else SPLIT
             wanted = self.program.world.ranks
-            there = [other for other, its in self.waiting.items() if isinstance(its, _Split)]
-        elif isinstance(meeting, _Connect):
-            at, wanted = CONNECT, meeting.ranks
-            there = [other for other, its in self.waiting.items() if its == meeting]
+            there = {other for other, its in self.waiting.items() if isinstance(its, _Split)}
         else:
-            at, wanted = USE, meeting.ranks
-            there = [other for other, its in self.waiting.items() if its == meeting]
+            at, wanted = CONNECT if isinstance(meeting, _Connect) else USE, meeting.ranks
+            there = {other for other, its in self.waiting.items() if its == meeting}
         index = self.ranks[rank].index
-        missing = tuple(sorted(set(wanted) - set(there)))
+        missing = tuple(sorted(set(wanted) - there))
         return Wait(rank, index, self.program.steps[rank][index], at, missing)
