@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import runpy
@@ -235,14 +236,6 @@ class TestShown:
             "  group [0, 1]: rank 0 got 1, expected 3",
         ]
 
-    def test_what_is_not_claimed(self):
-        """A scenario that a strategy does not claim is marked, with the reason."""
-        scenario = catalogue.load("own_group_each")
-        results = {("own_group_each", name): Verdict("ok", 1.0) for name in ("off", "strip")}
-
-        assert "ok* 1 s" in table.table([scenario], ["strip"], results, color=False)[1]
-        assert "not claimed" in table.details([scenario], ["strip"], results)[2]
-
     @pytest.mark.parametrize(
         ("machine", "expected"),
         [
@@ -334,6 +327,29 @@ class TestOnThisTorch:
             "strategies": ["auto"],
             "ok": True,
         }
+
+    def test_table_and_file(self, verified, tmp_path):
+        """The table goes to stdout, the document to the file, progress to stderr; a port can be given."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        out = tmp_path / "out.json"
+        done = run_verify("--simulate", "--scenario=own_group_each", f"--port={port}", f"--output={out}")
+        lines = done.stdout.splitlines()
+
+        assert done.returncode == 0, done.stdout
+        assert lines[0].startswith("SIMULATED NCCL")
+        assert [line.split()[:2] for line in lines[2:4]] == [
+            ["scenario", "without"],
+            ["own_group_each", "ok"],
+        ]
+        assert json.loads(out.read_text())["ok"] is True
+        assert done.stderr.splitlines()[-1].startswith("2/2 own_group_each")
+
+    def test_exit_code(self, verified):
+        """A scenario that does not end within the deadline with the shim makes the exit code 1."""
+        done = run_verify("--simulate", "--scenario=reported_program", "--deadline=0.01")
+
+        assert (done.returncode, done.stdout.count("hang")) == (1, 4)
 
 
 class TestBadInput:

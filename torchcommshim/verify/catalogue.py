@@ -25,15 +25,8 @@ NAMES = (
     "megatron",
 )
 
-# The strategies that repair.
+# The strategies that repair.  Each claims every scenario.
 STRATEGIES = ("auto", "strip", "split")
-
-NOT_CLAIMED = {
-    ("strip", "own_group_each"): (
-        "in a world that is not bound to a device torch gives all groups of one call the same name; "
-        "the program relies on device_id"
-    ),
-}
 
 
 @dataclass(frozen=True)

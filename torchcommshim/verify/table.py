@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Mapping, Sequence, TextIO
 
-from torchcommshim.verify.catalogue import NOT_CLAIMED, Scenario
+from torchcommshim.verify.catalogue import Scenario
 from torchcommshim.verify.runner import Machine
 from torchcommshim.verify.verdicts import OK, Verdict
 
@@ -38,23 +38,21 @@ def table(
     titles = ["without", *(f"with {strategy}" for strategy in strategies)]
     lines = ["scenario".ljust(width) + "".join(title.ljust(COLUMN) for title in titles)]
     for scenario in scenarios:
-        cells = [_cell(scenario, strategy, results, color=color) for strategy in columns]
+        cells = [_cell(results[scenario.name, strategy], strategy, color=color) for strategy in columns]
         lines.append(scenario.name.ljust(width) + "".join(cells))
     return [line.rstrip() for line in lines]
 
 
 def details(scenarios: Sequence[Scenario], strategies: Sequence[str], results: Results) -> list[str]:
-    """What is behind each verdict that is not ok, and behind each claim that is not made."""
+    """What is behind each verdict that is not ok."""
     lines = []
     for scenario in scenarios:
         for strategy in ("off", *strategies):
             found = results[scenario.name, strategy]
-            reason = NOT_CLAIMED.get((strategy, scenario.name))
-            if found.verdict == OK and not reason:
+            if found.verdict == OK:
                 continue
             how = "without" if strategy == "off" else f"with {strategy}"
             lines += ["", f"{scenario.name} {how}: {found.verdict}  ({scenario.title}; {scenario.upstream})"]
-            lines += [f"  * not claimed: {reason}"] * bool(reason)
             lines += [f"  {line}" for line in found.lines()]
     return lines
 
@@ -66,11 +64,9 @@ def wants_color(stream: TextIO, environment: Mapping[str, str]) -> bool:
     return bool(environment.get("FORCE_COLOR")) or (stream.isatty() and environment.get("TERM") != "dumb")
 
 
-def _cell(scenario: Scenario, strategy: str, results: Results, *, color: bool) -> str:
-    found = results[scenario.name, strategy]
-    star = "*" if (strategy, scenario.name) in NOT_CLAIMED else ""
-    text = f"{found.verdict}{star} {found.seconds:.0f} s".ljust(COLUMN)
+def _cell(found: Verdict, strategy: str, *, color: bool) -> str:
+    text = f"{found.verdict} {found.seconds:.0f} s".ljust(COLUMN)
     if not color:
         return text
-    shade = GREEN if found.verdict == OK else YELLOW if strategy == "off" or star else RED
+    shade = GREEN if found.verdict == OK else YELLOW if strategy == "off" else RED
     return f"{shade}{text}{PLAIN}"
