@@ -180,6 +180,16 @@ class TestVerdicts:
 
         assert (found.verdict, found.sums) == ("wrong", [Sum([0, 12], 12, 13, 14)])
 
+    def test_crash(self, script, tmp_path):
+        """A rank that crashed is told from one that was ended."""
+        (tmp_path / "2.stacks").write_text(
+            "Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"
+        )
+        found = self.judge(script, tmp_path)
+
+        assert (found.verdict, found.waits) == ("error", [])
+        assert found.failures == [Failure(2, "Fatal Python error: Aborted")]
+
     def test_death_without_a_word(self, script, tmp_path):
         """torchrun failed and no rank says why."""
         assert self.judge(script, tmp_path).verdict == "error"

@@ -9,7 +9,7 @@ afterwards it leaves in FOLDER:
 
     RANK.pid       the process id
     RANK.started   nothing, once torch is imported
-    RANK.stacks    where it was when the deadline or SIGTERM came
+    RANK.stacks    where it was when the deadline, SIGTERM or a crash came
     RANK.error     the exception that ended it, in one line
 """
 
@@ -57,9 +57,10 @@ def main() -> None:
     while len(list(arguments.folder.glob("*.started"))) < size:
         time.sleep(0.02)
 
-    # Both dump from C, so they work while the main thread waits in a split with the global lock held.
+    # All three dump from C, so they work while the main thread waits in a split with the global lock held.
     stacks = open(arguments.folder / f"{rank}.stacks", "w")  # noqa: SIM115 - for as long as the process
     faulthandler.dump_traceback_later(arguments.deadline, exit=True, file=stacks)
+    faulthandler.enable(stacks)
     faulthandler.register(signal.SIGTERM, file=stacks, chain=True)
 
     sys.argv[:] = [arguments.script]

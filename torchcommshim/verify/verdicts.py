@@ -95,6 +95,7 @@ WRONG_SUM = re.compile(r"^WRONG group \[([\d, ]+)\]: rank (\d+) got (-?\d+), exp
 FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 TIMEOUT = "Timeout ("  # how faulthandler's dump begins when the deadline came
+CRASH = "Fatal Python error: "  # and when the process crashed
 TORCH = "/torch/distributed/"
 
 
@@ -117,11 +118,15 @@ def judge(script: Path, folder: Path, output: str, code: int, seconds: float) ->
         for ranks, rank, got, expected in WRONG_SUM.findall(output)
     ]
     failures = [
+        Failure(rank, text.partition("\n")[0]) for rank, text in texts.items() if text.startswith(CRASH)
+    ]
+    failures += [
         Failure(rank, path.read_text())
         for rank, path in sorted(errors.items())
         if not timed_out or path.stat().st_mtime_ns < min(timed_out)
     ]
-    waits = [where(script, rank, text) for rank, text in texts.items() if text and rank not in errors]
+    failed = {failure.rank for failure in failures}
+    waits = [where(script, rank, text) for rank, text in texts.items() if text and rank not in failed]
     if sums:
         verdict = WRONG
     elif failures:
