@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest program that hangs. On 2 GPUs, torch 2.3 or 2.4: torchrun --nproc_per_node 2 minimal_hang.py"""
+"""The smallest program that hangs, with torch 2.3 or 2.4: torchrun --nproc_per_node 2 minimal_hang.py."""
 
 import os
 

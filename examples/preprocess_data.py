@@ -42,7 +42,9 @@ def documents(files: list[Path]) -> Iterator[str]:
                     try:
                         yield json.loads(line)["text"]
                     except (ValueError, KeyError, TypeError) as error:
-                        raise InputError(f"--input {path}, line {number}: no JSON object with a text") from error
+                        raise InputError(
+                            f"--input {path}, line {number}: no JSON object with a text"
+                        ) from error
         except OSError as error:
             raise InputError(f"--input {path}: {error.strerror}") from error
 
@@ -58,7 +60,7 @@ def up_to(limit: int, texts: Iterator[str]) -> Iterator[str]:
 
 
 def train_tokenizer(path: Path, texts: Iterator[str], vocab_size: int) -> None:
-    """Train a tokenizer of Llama's kind: byte-pair encoding, unknown characters as bytes, white space kept."""
+    """Train a tokenizer of Llama's kind: byte pairs, unknown characters as bytes, white space kept."""
     import sentencepiece
 
     draft = path.with_name(path.name + ".tmp")
@@ -83,8 +85,12 @@ def train_tokenizer(path: Path, texts: Iterator[str], vocab_size: int) -> None:
 
 def main() -> None:
     """Tokenize as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", nargs="+", type=Path, metavar="FILE", help="default: Python's standard library")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--input", nargs="+", type=Path, metavar="FILE", help="default: Python's standard library"
+    )
     parser.add_argument("--output-prefix", required=True, type=Path, metavar="PREFIX")
     parser.add_argument("--tokenizer-type", choices=("Llama2Tokenizer",), default="Llama2Tokenizer")
     parser.add_argument("--tokenizer-model", required=True, type=Path, metavar="FILE")

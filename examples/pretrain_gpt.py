@@ -24,7 +24,6 @@ import sys
 
 import torch
 import torch.distributed as dist
-
 from gpt import checkpoint
 from gpt.arguments import parse_args
 from gpt.checkpoint import Progress
@@ -82,7 +81,10 @@ class Trainer:
         progress = checkpoint.load(self.args, self.groups, self.model, self.optimizer)
         if progress is None:
             if self.args.rank == 0:
-                print(f"pretrain_gpt.py: note: no checkpoint in {self.args.load}, starting from random", file=sys.stderr)
+                print(
+                    f"pretrain_gpt.py: note: no checkpoint in {self.args.load}, starting from random",
+                    file=sys.stderr,
+                )
             return Progress()
         self.loss_scale.load(progress.loss_scale)
         return progress
@@ -136,7 +138,9 @@ class Trainer:
     def batch(self, samples: Samples, first: int) -> torch.Tensor:
         """This replica's samples of the global batch that begins with sample `first`."""
         args, groups = self.args, self.groups
-        return samples.batch(first, args.num_microbatches, args.micro_batch_size, groups.replica, groups.replicas)
+        return samples.batch(
+            first, args.num_microbatches, args.micro_batch_size, groups.replica, groups.replicas
+        )
 
     def mean_over_replicas(self, loss: torch.Tensor) -> float:
         """The loss of the global batch, on the last stage."""

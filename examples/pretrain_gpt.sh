@@ -7,7 +7,7 @@
 # DATA_PREFIX names DATA_PREFIX.bin and DATA_PREFIX.idx; they are made from the standard library's sources
 # if they are missing, and so is the tokenizer. Each number below can be overridden by the variable of its
 # name: `PP=2 TRAIN_ITERS=10 ./pretrain_gpt.sh`. EXTRA_ARGS is appended, and the last of a repeated flag
-# counts. PYTHON and LAUNCH say how ranks are started.
+# counts. Ranks are started by LAUNCH, run SCRIPT, and go through VIA if it is set (see one_gpu.py).
 set -euo pipefail
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 
@@ -97,7 +97,7 @@ EVAL_AND_LOGGING_ARGS=(
     --tensorboard-dir "$TENSORBOARD_LOGS_PATH"
 )
 
-exec $LAUNCH "${DISTRIBUTED_ARGS[@]}" "$SCRIPT" \
+exec $LAUNCH "${DISTRIBUTED_ARGS[@]}" ${VIA:-} "$SCRIPT" \
     "${GPT_MODEL_ARGS[@]}" \
     "${TRAINING_ARGS[@]}" \
     "${MODEL_PARALLEL_ARGS[@]}" \

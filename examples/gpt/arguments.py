@@ -10,7 +10,7 @@ import argparse
 import importlib.util
 import os
 import sys
-from typing import NoReturn, Optional, Sequence
+from typing import Iterator, NoReturn, Optional, Sequence
 
 import torch
 
@@ -40,8 +40,7 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     args.local_rank = int(os.environ["LOCAL_RANK"])
     args.world_size = int(os.environ["WORLD_SIZE"])
     complete(args)
-    problem = find_problem(args)
-    if problem:
+    for problem in problems(args):
         parser.error(problem)
     if args.rank == 0:
         for note in notes(args):
@@ -60,45 +59,44 @@ def complete(args: argparse.Namespace) -> None:
     args.num_microbatches = args.global_batch_size // (args.micro_batch_size * args.data_parallel_size)
 
 
-def find_problem(args: argparse.Namespace) -> Optional[str]:
-    """The first reason why these flags cannot work together, or None."""
-    stages, replicas = args.pipeline_model_parallel_size, args.data_parallel_size
-    samples = args.micro_batch_size * replicas
+def problems(args: argparse.Namespace) -> Iterator[str]:
+    """The reasons why these flags cannot work together."""
+    stages, micro_batches = args.pipeline_model_parallel_size, args.num_microbatches
     if args.tensor_model_parallel_size != 1:
-        return (
+        yield (
             f"--tensor-model-parallel-size {args.tensor_model_parallel_size}: this example has pipeline "
             "and data parallelism only, use 1"
         )
     if args.world_size % stages:
-        return f"--pipeline-model-parallel-size {stages} does not divide the number of processes, {args.world_size}"
+        yield f"--pipeline-model-parallel-size {stages} does not divide the {args.world_size} processes"
     if args.num_layers % stages:
-        return f"--num-layers {args.num_layers} is not divisible by --pipeline-model-parallel-size {stages}"
-    if args.hidden_size % args.num_attention_heads:
-        return f"--hidden-size {args.hidden_size} is not divisible by --num-attention-heads {args.num_attention_heads}"
-    if args.seq_length > args.max_position_embeddings:
-        return f"--seq-length {args.seq_length} exceeds --max-position-embeddings {args.max_position_embeddings}"
-    if args.global_batch_size % samples:
-        return (
+        yield f"--num-layers {args.num_layers} is not divisible by --pipeline-model-parallel-size {stages}"
+    heads, length, positions = args.num_attention_heads, args.seq_length, args.max_position_embeddings
+    if args.hidden_size % heads:
+        yield f"--hidden-size {args.hidden_size} is not divisible by --num-attention-heads {heads}"
+    if length > positions:
+        yield f"--seq-length {length} exceeds --max-position-embeddings {positions}"
+    if args.global_batch_size % (args.micro_batch_size * args.data_parallel_size):
+        yield (
             f"--global-batch-size {args.global_batch_size} is not divisible by --micro-batch-size "
-            f"{args.micro_batch_size} times the data-parallel size {replicas}"
+            f"{args.micro_batch_size} times the data-parallel size {args.data_parallel_size}"
         )
-    if args.num_microbatches < stages:
-        return (
-            f"--global-batch-size {args.global_batch_size} makes {args.num_microbatches} micro-batches, fewer "
-            f"than the {stages} stages of --pipeline-model-parallel-size: 1F1B needs at least one for each stage"
+    if micro_batches < stages:
+        yield (
+            f"--global-batch-size {args.global_batch_size} makes {micro_batches} micro-batches, fewer than "
+            f"the {stages} stages of --pipeline-model-parallel-size: 1F1B needs at least one for each"
         )
     if args.fp16 and args.bf16:
-        return "--fp16 and --bf16 exclude each other"
+        yield "--fp16 and --bf16 exclude each other"
     if args.eval_iters and not args.split[1]:
-        return f"--eval-iters {args.eval_iters}, but --split leaves nothing for validation"
+        yield f"--eval-iters {args.eval_iters}, but --split leaves nothing for validation"
     if args.transformer_impl == "transformer_engine":
         if importlib.util.find_spec("transformer_engine") is None:
-            return "--transformer-impl transformer_engine: the package is not installed; use local, or install it"
+            yield "--transformer-impl transformer_engine: it is not installed; use local"
         if not torch.cuda.is_available():
-            return "--transformer-impl transformer_engine needs a GPU; use local"
+            yield "--transformer-impl transformer_engine needs a GPU; use local"
     if torch.cuda.is_available() and args.local_rank >= torch.cuda.device_count():
-        return f"LOCAL_RANK is {args.local_rank}, but this node has {torch.cuda.device_count()} GPUs"
-    return None
+        yield f"LOCAL_RANK is {args.local_rank}, but this node has {torch.cuda.device_count()} GPUs"
 
 
 def notes(args: argparse.Namespace) -> list[str]:
@@ -107,7 +105,9 @@ def notes(args: argparse.Namespace) -> list[str]:
     if args.use_mcore_models:
         lines.append("--use-mcore-models has no effect: there is one model here")
     if args.sequence_parallel:
-        lines.append("--sequence-parallel has no effect: it shards over tensor-parallel ranks, of which there is one")
+        lines.append(
+            "--sequence-parallel has no effect: it shards over tensor-parallel ranks, of which there is one"
+        )
     if args.data_cache_path:
         lines.append("--data-cache-path has no effect: samples are found without a cache")
     return lines
@@ -139,14 +139,24 @@ def make_parser() -> argparse.ArgumentParser:
     model.add_argument("--num-attention-heads", type=positive, required=True)
     model.add_argument("--seq-length", type=positive, required=True, help="tokens in a sample")
     model.add_argument("--max-position-embeddings", type=positive, help="default: the sequence length")
-    model.add_argument("--init-method-std", type=float, default=0.02, help="standard deviation of initial weights")
+    model.add_argument(
+        "--init-method-std", type=float, default=0.02, help="standard deviation of initial weights"
+    )
     model.add_argument("--make-vocab-size-divisible-by", type=positive, default=128)
-    model.add_argument("--transformer-impl", choices=("local", "transformer_engine"), default="transformer_engine")
-    model.add_argument("--use-mcore-models", action="store_true", help="accepted for the report's script; no effect")
+    model.add_argument(
+        "--transformer-impl", choices=("local", "transformer_engine"), default="transformer_engine"
+    )
+    model.add_argument(
+        "--use-mcore-models", action="store_true", help="accepted for the report's script; no effect"
+    )
 
     training = parser.add_argument_group("training")
-    training.add_argument("--micro-batch-size", type=positive, required=True, help="samples in one pass of a stage")
-    training.add_argument("--global-batch-size", type=positive, help="samples in an iteration, over all ranks")
+    training.add_argument(
+        "--micro-batch-size", type=positive, required=True, help="samples in one pass of a stage"
+    )
+    training.add_argument(
+        "--global-batch-size", type=positive, help="samples in an iteration, over all ranks"
+    )
     training.add_argument("--train-iters", type=positive, required=True)
     training.add_argument("--lr", type=float, required=True)
     training.add_argument("--min-lr", type=float, default=0.0)
@@ -157,7 +167,9 @@ def make_parser() -> argparse.ArgumentParser:
     training.add_argument("--adam-beta1", type=float, default=0.9)
     training.add_argument("--adam-beta2", type=float, default=0.999)
     training.add_argument("--adam-eps", type=float, default=1e-8)
-    training.add_argument("--clip-grad", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
+    training.add_argument(
+        "--clip-grad", type=float, default=1.0, help="largest gradient norm; 0: no clipping"
+    )
     training.add_argument("--seed", type=int, default=1234)
 
     precision = parser.add_argument_group("mixed precision")
@@ -165,13 +177,19 @@ def make_parser() -> argparse.ArgumentParser:
     precision.add_argument("--bf16", action="store_true")
     precision.add_argument("--initial-loss-scale", type=float, default=2.0**32)
     precision.add_argument("--min-loss-scale", type=float, default=1.0)
-    precision.add_argument("--loss-scale-window", type=positive, default=1000, help="good iterations before it doubles")
-    precision.add_argument("--hysteresis", type=positive, default=2, help="bad iterations before it is halved")
+    precision.add_argument(
+        "--loss-scale-window", type=positive, default=1000, help="good iterations before it doubles"
+    )
+    precision.add_argument(
+        "--hysteresis", type=positive, default=2, help="bad iterations before it is halved"
+    )
 
     parallel = parser.add_argument_group("parallelism")
     parallel.add_argument("--tensor-model-parallel-size", type=positive, default=1)
     parallel.add_argument("--pipeline-model-parallel-size", type=positive, default=1)
-    parallel.add_argument("--use-distributed-optimizer", action="store_true", help="shard the optimizer's state")
+    parallel.add_argument(
+        "--use-distributed-optimizer", action="store_true", help="shard the optimizer's state"
+    )
     parallel.add_argument("--sequence-parallel", action="store_true")
     parallel.add_argument("--distributed-timeout-minutes", type=float, default=10)
 

@@ -72,7 +72,11 @@ def tensors(model: Stage, optimizer: torch.optim.Optimizer) -> dict[str, torch.T
 
 
 def save(
-    args: argparse.Namespace, groups: Groups, model: Stage, optimizer: torch.optim.Optimizer, progress: Progress
+    args: argparse.Namespace,
+    groups: Groups,
+    model: Stage,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
 ) -> None:
     """Save to `args.save`. If a rank cannot, all leave, and the previous checkpoint stays in force."""
     final = Path(args.save, f"iter_{progress.iteration:07d}")
@@ -90,7 +94,10 @@ def save(
             raise
     with agreed(groups.control), cannot("save", final):
         if args.rank == 0:
-            description = {"shape": {name: getattr(args, name) for name in SHAPE}, "progress": asdict(progress)}
+            description = {
+                "shape": {name: getattr(args, name) for name in SHAPE},
+                "progress": asdict(progress),
+            }
             write(draft / "progress.json", json.dumps(description, indent=1))
             if final.exists():
                 os.replace(final, replaced)
@@ -126,7 +133,9 @@ def compare(folder: Path, shape: dict, args: argparse.Namespace) -> None:
     for name in SHAPE:
         if shape[name] != getattr(args, name):
             flag = flags.get(name, "--" + name.replace("_", "-"))
-            raise InputError(f"checkpoint {folder} was made with {flag} {shape[name]}, not {getattr(args, name)}")
+            raise InputError(
+                f"checkpoint {folder} was made with {flag} {shape[name]}, not {getattr(args, name)}"
+            )
 
 
 @contextmanager
@@ -135,7 +144,7 @@ def cannot(do: str, path: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        rank, (cause, _) = sorted(error.failures.items())[0]
+        rank, (cause, _) = min(error.failures.items())
         raise InputError(f"cannot {do} {path}: rank {rank}: {cause!r}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"cannot {do} {path}: {error!r}") from error

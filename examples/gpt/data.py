@@ -61,7 +61,7 @@ class Tokens:
 
     def portions(self, weights: tuple[float, ...]) -> list[tuple[int, int]]:
         """Share the documents out by `weights`; returns where each portion begins and ends in `ids`."""
-        shares = np.cumsum((0,) + weights) / sum(weights)
+        shares = np.cumsum([0, *weights]) / sum(weights)
         cuts = self.boundaries[np.round(shares * (len(self.boundaries) - 1)).astype(int)]
         return list(zip(cuts[:-1].tolist(), cuts[1:].tolist()))
 
@@ -71,16 +71,27 @@ def read_index(path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray, np.ndarray
     content = path.read_bytes()
     start = len(MAGIC) + HEADER.size
     if content[: len(MAGIC)] != MAGIC or len(content) < start:
-        raise InputError(f"{path} is not an index of token files: it does not begin with MMIDIDX and a header")
+        raise InputError(
+            f"{path} is not an index of token files: it does not begin with MMIDIDX and a header"
+        )
     version, code, sequences, documents = HEADER.unpack_from(content, len(MAGIC))
     if version != 1 or code not in DTYPES:
-        raise InputError(f"{path} has version {version} and type code {code}; known are version 1 and codes 1 to 8")
+        raise InputError(
+            f"{path} has version {version} and type code {code}; known are version 1 and codes 1 to 8"
+        )
     expected = start + 12 * sequences + 8 * documents
     if len(content) != expected or not sequences:
-        raise InputError(f"{path} has {len(content)} bytes, but its header describes {sequences} sequences, {expected}")
+        raise InputError(
+            f"{path} has {len(content)} bytes, but its header describes {sequences} sequences, {expected}"
+        )
     lengths = np.frombuffer(content, "<i4", sequences, start)
     pointers = np.frombuffer(content, "<i8", sequences, start + 4 * sequences)
-    return np.dtype(DTYPES[code]), lengths, pointers, np.frombuffer(content, "<i8", documents, start + 12 * sequences)
+    return (
+        np.dtype(DTYPES[code]),
+        lengths,
+        pointers,
+        np.frombuffer(content, "<i8", documents, start + 12 * sequences),
+    )
 
 
 def write_tokens(prefix: str, documents: Iterable[list[int]], vocab_size: int) -> int:
@@ -108,26 +119,32 @@ class Samples:
     and every layout of ranks reads the same samples.
     """
 
-    def __init__(self, tokens: Tokens, portion: tuple[int, int], seq_length: int, vocab_size: int, seed: int) -> None:
+    def __init__(
+        self, tokens: Tokens, portion: tuple[int, int], seq_length: int, vocab_size: int, seed: int
+    ) -> None:
         """Cut the ids of `portion` into windows that overlap in one token: the last label, the next input."""
         self.tokens, self.start, self.seq_length = tokens, portion[0], seq_length
         self.vocab_size, self.seed = vocab_size, seed
         self.windows = (portion[1] - portion[0] - 1) // seq_length
         if self.windows < 1:
-            raise InputError(
-                f"{tokens.bin}: {portion[1] - portion[0]} tokens are too few for one sample of --seq-length {seq_length}"
-            )
+            count = portion[1] - portion[0]
+            raise InputError(f"{tokens.bin}: {count} tokens are too few for --seq-length {seq_length}")
         self.epoch, self.order = -1, np.empty(0, int)
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Sample `number`, counted over all epochs: seq_length + 1 ids."""
         epoch, position = divmod(number, self.windows)
         if epoch != self.epoch:
-            self.epoch, self.order = epoch, np.random.default_rng([self.seed, epoch]).permutation(self.windows)
+            self.epoch, self.order = (
+                epoch,
+                np.random.default_rng([self.seed, epoch]).permutation(self.windows),
+            )
         start = self.start + int(self.order[position]) * self.seq_length
         ids = self.tokens.ids[start : start + self.seq_length + 1].astype(np.int64)
         if ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise InputError(f"{self.tokens.bin} has the id {ids.max()}; --tokenizer-model has {self.vocab_size} ids")
+            raise InputError(
+                f"{self.tokens.bin} has the id {ids.max()}; --tokenizer-model has {self.vocab_size} ids"
+            )
         return ids
 
     def batch(self, first: int, micro_batches: int, size: int, replica: int, replicas: int) -> torch.Tensor:

@@ -35,7 +35,13 @@ class Log:
         self.started, self.iterations, self.losses, self.skipped, self.nan = time.perf_counter(), 0, [], 0, 0
 
     def iteration(
-        self, progress: Progress, loss: float, updated: bool, norm: Optional[float], lr: float, loss_scale: float
+        self,
+        progress: Progress,
+        loss: float,
+        updated: bool,
+        norm: Optional[float],
+        lr: float,
+        loss_scale: float,
     ) -> None:
         """Report an iteration.
 
@@ -124,7 +130,10 @@ def tensorboard_writer(folder: str):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        print("pretrain_gpt.py: note: --tensorboard-dir has no effect: tensorboard is not installed", file=sys.stderr)
+        print(
+            "pretrain_gpt.py: note: --tensorboard-dir has no effect: tensorboard is not installed",
+            file=sys.stderr,
+        )
         return None
     return SummaryWriter(folder)
 

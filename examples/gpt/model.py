@@ -14,7 +14,7 @@ import zlib
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class Attention(nn.Module):
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         batch, length, hidden = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, hidden // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(mixed.transpose(1, 2).reshape(batch, length, hidden))
 
 
@@ -43,7 +43,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(ffn_hidden, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(functional.gelu(self.fc1(x)))
 
 
 class Layer(nn.Module):
@@ -122,13 +122,13 @@ class Stage(nn.Module):
     def loss(self, hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of the next token, from the last stage's output and the ids that follow."""
         with self.autocast(hidden.device):
-            logits = F.linear(hidden, self.word.weight)
-        return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            logits = functional.linear(hidden, self.word.weight)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 @torch.no_grad()
 def initialize(stage: Stage, args: argparse.Namespace) -> None:
-    """Set all weights: normal with `--init-method-std`, smaller where a layer's output is added to its input."""
+    """Set all weights: normal with `--init-method-std`, smaller where an output is added to its input."""
     output_std = args.init_method_std / math.sqrt(2 * args.num_layers)
     for name, parameter in stage.named_parameters():
         if parameter.dim() == 1:

@@ -124,12 +124,12 @@ def make_optimizer(model: Stage, args: argparse.Namespace, groups: Groups) -> to
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]  # biases and norms do not decay
     sections = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    options = dict(
-        lr=args.lr,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_eps,
-        weight_decay=args.weight_decay,
-    )
+    options = {
+        "lr": args.lr,
+        "betas": (args.adam_beta1, args.adam_beta2),
+        "eps": args.adam_eps,
+        "weight_decay": args.weight_decay,
+    }
     if args.use_distributed_optimizer:
         optimizer = ZeroRedundancyOptimizer(sections, torch.optim.AdamW, process_group=groups.data, **options)
     else:

@@ -56,7 +56,7 @@ class Pipeline:
         return self.model.loss(hidden, labels) * (self.loss_scale / self.count)
 
     def _inputs(self, batch: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
-        """What this stage needs of the ids: the first reads all but the last, the last predicts all but the first."""
+        """What this stage needs of a batch: inputs on the first, the ids that follow them on the last."""
         tokens = (batch[:, :-1].contiguous().to(self.device),) if self.groups.first else ()
         labels = batch[:, 1:].contiguous().to(self.device) if self.groups.last else None
         return tokens, labels

@@ -26,7 +26,7 @@ def pretend_stopped_after(folder, iteration):
 
 @pytest.fixture(scope="session")
 def saved(train, tmp_path_factory):
-    """A folder with checkpoints after 4 and 8 iterations, 2 stages, 2 replicas, and the run that made them."""
+    """Checkpoints after 4 and 8 iterations of 2 stages and 2 replicas, and the run that made them."""
     folder = tmp_path_factory.mktemp("checkpoints")
     return folder, train(4, SAVE.format(folder))
 
@@ -61,14 +61,14 @@ def test_other_layout_can_load(train, saved, half_done):
 
 
 def test_kill_while_saving_loses_nothing(train, half_done):
-    """Killed with its tensors written but the checkpoint not yet in force, a run resumes from the previous one."""
+    """Killed with its tensors written but not yet in force, a run resumes from the previous checkpoint."""
     prelude = """if rank == 0:
     import os, signal, gpt.checkpoint
     gpt.checkpoint.write = lambda path, text: os.kill(os.getpid(), signal.SIGKILL)"""
     killed = train(2, RESUME.format(half_done), prelude)
     resumed = train(2, RESUME.format(half_done))
 
-    assert killed.codes[0] == -signal.SIGKILL and killed.codes[1] != 0
+    assert (killed.codes[0], killed.codes[1] != 0) == (-signal.SIGKILL, True)
     assert resumed.codes == [0, 0]
     assert resumed.log("lm loss") == killed.log("lm loss")
     assert sorted(path.name for path in half_done.iterdir()) == [
@@ -79,7 +79,7 @@ def test_kill_while_saving_loses_nothing(train, half_done):
 
 
 def test_full_disk(train, half_done):
-    """If one rank cannot write, all leave with one message that names the folder; the previous checkpoint stays."""
+    """If one rank cannot write, all leave, one message names the folder, the previous checkpoint stays."""
     prelude = "import resource; rank == 1 and resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))"
     run = train(2, RESUME.format(half_done), prelude)
 
@@ -95,8 +95,9 @@ def test_other_shape(train, half_done):
     run = train(2, RESUME.format(half_done) + " --hidden-size 64")
 
     assert 0 not in run.codes
+    folder = half_done / "iter_0000004"
     assert run.errors == [
-        f"[rank 0] pretrain_gpt.py: error: checkpoint {half_done / 'iter_0000004'} was made with --hidden-size 32, not 64"
+        f"[rank 0] pretrain_gpt.py: error: checkpoint {folder} was made with --hidden-size 32, not 64"
     ]
 
 
@@ -107,7 +108,10 @@ def test_bad_latest_file(train, tmp_path, content):
     run = train(1, RESUME.format(tmp_path).replace(STAGES_2, ""))
 
     assert run.codes == [1]
-    assert f"latest_checkpointed_iteration.txt should hold the number of an iteration, but holds {content!r}" in run.err[0]
+    assert (
+        f"latest_checkpointed_iteration.txt should hold the number of an iteration, but holds {content!r}"
+        in run.err[0]
+    )
 
 
 def test_description(saved):

@@ -18,7 +18,12 @@ from gpt.optimizer import LossScale, learning_rate
 
 
 def parse(monkeypatch, flags, world_size=4, rank=0):
-    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", world_size), ("MASTER_ADDR", "localhost")):
+    for name, value in (
+        ("RANK", rank),
+        ("LOCAL_RANK", rank),
+        ("WORLD_SIZE", world_size),
+        ("MASTER_ADDR", "localhost"),
+    ):
         monkeypatch.setenv(name, str(value))
     return parse_args(f"{MODEL} {TRAINING} {REST} --data-path data --tokenizer-model file {flags}".split())
 
@@ -38,15 +43,27 @@ def stay(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags, message",
+    ("flags", "message"),
     [
         ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: this example has pipeline"),
-        ("--pipeline-model-parallel-size 3", "--pipeline-model-parallel-size 3 does not divide the number of proc"),
-        ("--pipeline-model-parallel-size 4 --num-layers 6", "--num-layers 6 is not divisible by --pipeline-model-par"),
+        (
+            "--pipeline-model-parallel-size 3",
+            "--pipeline-model-parallel-size 3 does not divide the 4 processes",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --num-layers 6",
+            "--num-layers 6 is not divisible by --pipeline-model-par",
+        ),
         ("--num-attention-heads 5", "--hidden-size 32 is not divisible by --num-attention-heads 5"),
         ("--seq-length 64", "--seq-length 64 exceeds --max-position-embeddings 32"),
-        ("--global-batch-size 12", "--global-batch-size 12 is not divisible by --micro-batch-size 2 times the data-"),
-        ("--pipeline-model-parallel-size 4 --global-batch-size 4", "makes 2 micro-batches, fewer than the 4 stages"),
+        (
+            "--global-batch-size 12",
+            "--global-batch-size 12 is not divisible by --micro-batch-size 2 times the data-",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --global-batch-size 4",
+            "makes 2 micro-batches, fewer than the 4 stages",
+        ),
         ("--fp16 --bf16", "--fp16 and --bf16 exclude each other"),
         ("--split 100,0,0 --eval-iters 1", "--eval-iters 1, but --split leaves nothing for validation"),
         ("--transformer-impl transformer_engine", "--transformer-impl transformer_engine"),
@@ -72,12 +89,12 @@ def test_only_rank_0_tells_of_flags(monkeypatch, stay):
 def test_started_without_torchrun(monkeypatch, stay):
     """The variables that a launcher sets are asked for by name."""
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(Left, match="MASTER_ADDR.* not set: start this script with torchrun"):
+    with pytest.raises(Left, match=r"MASTER_ADDR.* not set: start this script with torchrun"):
         parse_args(f"{MODEL} {TRAINING} {REST} --data-path data --tokenizer-model file".split())
 
 
 def test_notes(monkeypatch, capsys):
-    """Flags of the report's script without a meaning here are accepted, with one note each, also an empty cache path."""
+    """Flags that mean nothing here are accepted with a note; an empty cache path is accepted too."""
     parse(monkeypatch, "--use-mcore-models --sequence-parallel --data-cache-path")
     notes = capsys.readouterr().err.splitlines()
 
@@ -113,13 +130,16 @@ def cut(path):
 
 
 @pytest.mark.parametrize(
-    "damage, message",
+    ("damage", "message"),
     [
         (lambda prefix: (prefix / "data.idx").unlink(), "there is no file {}/data.idx"),
         (lambda prefix: (prefix / "data.bin").unlink(), "there is no file {}/data.bin"),
         (lambda prefix: cut(prefix / "data.bin"), "{}/data.bin has 18 bytes, but {}/data.idx describes 20"),
         (lambda prefix: cut(prefix / "data.idx"), "{}/data.idx has "),
-        (lambda prefix: (prefix / "data.idx").write_bytes(b"text"), "{}/data.idx is not an index of token files"),
+        (
+            lambda prefix: (prefix / "data.idx").write_bytes(b"text"),
+            "{}/data.idx is not an index of token files",
+        ),
         (lambda prefix: shutil.copy(prefix / "other.idx", prefix / "data.idx"), "describes 4"),
     ],
 )
@@ -159,7 +179,9 @@ def test_failure_of_one_rank_ends_all(train):
 def test_tokenizer_of_another_kind(tmp_path, content):
     """A file that is no sentencepiece model is named."""
     (tmp_path / "file").write_bytes(content)
-    with pytest.raises(InputError, match=f"--tokenizer-model {tmp_path / 'file'} is not a sentencepiece model"):
+    with pytest.raises(
+        InputError, match=f"--tokenizer-model {tmp_path / 'file'} is not a sentencepiece model"
+    ):
         load_tokenizer(str(tmp_path / "file"))
 
 
@@ -167,7 +189,7 @@ def test_too_little_data(tmp_path):
     """Data shorter than a sample is refused."""
     write_tokens(str(tmp_path / "data"), [list(range(10))], vocab_size=100)
     tokens = Tokens(str(tmp_path / "data"))
-    with pytest.raises(InputError, match="10 tokens are too few for one sample of --seq-length 10"):
+    with pytest.raises(InputError, match="10 tokens are too few for --seq-length 10"):
         Samples(tokens, (0, 10), 10, 100, seed=1)
 
 
@@ -202,19 +224,19 @@ def test_replicas_share_a_batch(tmp_path):
 
 
 def schedule(**changes):
-    flags = dict(lr=3e-4, min_lr=3e-5, lr_decay_style="cosine", lr_decay_iters=100, lr_warmup_fraction=0.1)
-    return argparse.Namespace(**{**flags, **changes})
+    flags = {"lr": 3e-4, "min_lr": 3e-5, "lr_decay_style": "cosine", "lr_decay_iters": 100}
+    return argparse.Namespace(**{**flags, "lr_warmup_fraction": 0.1, **changes})
 
 
 @pytest.mark.parametrize(
-    "step, rate", [(0, 0.0), (5, 1.5e-4), (10, 3e-4), (55, 1.65e-4), (100, 3e-5), (1000, 3e-5)]
+    ("step", "rate"), [(0, 0.0), (5, 1.5e-4), (10, 3e-4), (55, 1.65e-4), (100, 3e-5), (1000, 3e-5)]
 )
 def test_cosine_schedule(step, rate):
     """Linear warm-up, half a cosine, then the minimum."""
     assert learning_rate(schedule(), step) == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("style, rate", [("linear", 1.65e-4), ("constant", 3e-4)])
+@pytest.mark.parametrize(("style", "rate"), [("linear", 1.65e-4), ("constant", 3e-4)])
 def test_other_schedules(style, rate):
     """Half-way through the decay."""
     assert learning_rate(schedule(lr_decay_style=style), 55) == pytest.approx(rate)
@@ -254,7 +276,9 @@ def test_log_line(monkeypatch, capsys):
 
 def test_log_line_of_skipped_iteration(monkeypatch, capsys):
     """A skipped iteration has neither loss nor gradient norm."""
-    log_of(monkeypatch, "").iteration(Progress(1, 16), 5.95, updated=False, norm=None, lr=3e-4, loss_scale=2.0)
+    log_of(monkeypatch, "").iteration(
+        Progress(1, 16), 5.95, updated=False, norm=None, lr=3e-4, loss_scale=2.0
+    )
     line = capsys.readouterr().out
 
     assert line.endswith(

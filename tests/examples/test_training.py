@@ -45,7 +45,11 @@ def test_validation_agrees(runs, layout):
     """Every layout has the validation losses of a single process."""
 
     def losses(name):
-        return [float(line.split(":")[1].strip(" |")) for line in runs[name].out[-1].splitlines() if "lm loss value" in line]
+        return [
+            float(line.split(":")[1].strip(" |"))
+            for line in runs[name].out[-1].splitlines()
+            if "lm loss value" in line
+        ]
 
     assert len(losses("PP1")) == 2
     assert losses(layout) == pytest.approx(losses("PP1"), rel=1e-3)
@@ -83,12 +87,18 @@ def test_float16_overflow_is_agreed(train):
 
 
 def test_script_of_the_report(tmp_path):
-    """pretrain_gpt.sh makes its data, trains in 4 processes through torchrun, and leaves checkpoint and TensorBoard."""
-    overrides = dict(NUM_LAYERS="4", HIDDEN_SIZE="32", SEQ_LENGTH="32", TRAIN_ITERS="2", MAX_CHARACTERS="150000")
-    overrides |= dict(MASTER_PORT=str(free_port()), TORCHCOMMSHIM="off", PYTHON=sys.executable)
-    command = ["bash", str(EXAMPLES / "pretrain_gpt.sh"), "checkpoints", "tensorboard", "data/text", "data/text.model"]
+    """pretrain_gpt.sh makes data, trains in 4 processes of torchrun, leaves checkpoint and TensorBoard."""
+    small = {"NUM_LAYERS": "4", "HIDDEN_SIZE": "32", "SEQ_LENGTH": "32", "TRAIN_ITERS": "2"}
+    here = {"MASTER_PORT": str(free_port()), "PYTHON": sys.executable, "TORCHCOMMSHIM": "off"}
+    paths = ["checkpoints", "tensorboard", "data/text", "data/text.model"]
     result = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **overrides}, capture_output=True, text=True, timeout=DEADLINE
+        ["bash", EXAMPLES / "pretrain_gpt.sh", *paths],
+        cwd=tmp_path,
+        env={**os.environ, "MAX_CHARACTERS": "150000", **small, **here},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
     )
 
     assert result.returncode == 0, result.stderr
@@ -102,7 +112,7 @@ def test_sigterm_saves_and_exits(train, tmp_path):
     flags = f"{STAGES_2} --train-iters 100000 --save {tmp_path} --load {tmp_path}"
     process, folder = train.start(2, flags)
     deadline = time.monotonic() + DEADLINE
-    while "iteration        3/" not in (folder / "1.out").read_text() if (folder / "1.out").exists() else True:
+    while not (folder / "1.out").exists() or "iteration        3/" not in (folder / "1.out").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(int((folder / "0.pid").read_text()), signal.SIGTERM)

@@ -29,8 +29,9 @@ with warnings.catch_warnings():
 
 MODEL = "--num-layers 4 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32"
 TRAINING = (
-    "--micro-batch-size 2 --global-batch-size 16 --train-iters 50 --lr 1e-2 --min-lr 1e-3 --lr-decay-style cosine "
-    "--lr-warmup-fraction .02 --weight-decay .1 --adam-beta1 .9 --adam-beta2 .95 --init-method-std .02 --clip-grad 1.0"
+    "--micro-batch-size 2 --global-batch-size 16 --train-iters 50 --lr 1e-2 --min-lr 1e-3 "
+    "--lr-decay-style cosine --lr-warmup-fraction .02 --weight-decay .1 --adam-beta1 .9 --adam-beta2 .95 "
+    "--init-method-std .02 --clip-grad 1.0"
 )
 REST = "--use-distributed-optimizer --split 90,10,0 --transformer-impl local --log-interval 1 --eval-iters 0"
 STAGES_2 = "--pipeline-model-parallel-size 2"
@@ -76,7 +77,15 @@ class Trainer:
         data = ["--data-path", str(self.prefix), "--tokenizer-model", f"{self.prefix}.model"]
         words = [*MODEL.split(), *TRAINING.split(), *REST.split(), *data, *flags.split()]
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py"), str(ranks), str(free_port()), str(folder), prelude, *words],
+            [
+                sys.executable,
+                str(HERE / "ranks.py"),
+                str(ranks),
+                str(free_port()),
+                str(folder),
+                prelude,
+                *words,
+            ],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -93,7 +102,9 @@ class Trainer:
             process.communicate()
             pytest.fail(f"still running after {DEADLINE} s: " + (folder / "0.err").read_text())
         codes = json.loads(output.splitlines()[-1])
-        texts = [[(folder / f"{rank}.{name}").read_text() for rank in range(len(codes))] for name in ("out", "err")]
+        texts = [
+            [(folder / f"{rank}.{name}").read_text() for rank in range(len(codes))] for name in ("out", "err")
+        ]
         return Run(codes, *texts)
 
     def __call__(self, ranks: int, flags: str = "", prelude: str = "", **environment: str) -> Run:

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run pretrain_gpt.sh in several ways and compare: does it train, does it hang and where, which losses.
+
+    python evidence.py cpu --out FOLDER          layouts of ranks, gloo: PP1, PP2, PP4, DP2xPP2; 4 minutes
+    python evidence.py gpu --out FOLDER          without and with the shim, NCCL, one GPU is enough; 8 minutes
+    python evidence.py gpu --out FOLDER --only off-4 auto-4
+
+Each run goes under a deadline. FOLDER gets evidence.json, losses.png if matplotlib is installed, and what
+each run printed. A table is printed; exit 0 if every run that should train did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass
+class Run:
+    """One training, and what came of it.
+
+    Attributes:
+        name: what it is called in the table.
+        ranks, stages: processes, and pipeline stages among them.
+        shim: value of TORCHCOMMSHIM.
+        extra: flags after the script's own.
+        script: run in place of pretrain_gpt.py, relative to this folder.
+        must_train: without the shim a run may hang.
+        deadline: seconds until it counts as hung.
+        outcome: trained, hang or error.
+        iterations: how many it did.
+        seconds: how long it took.
+        losses: of each iteration.
+        where: for a hung run, where each rank was: file:line function, innermost first.
+        said: what the shim said.
+    """
+
+    name: str
+    ranks: int
+    stages: int
+    shim: str = "off"
+    extra: str = ""
+    script: str = "pretrain_gpt.py"
+    must_train: bool = True
+    deadline: int = 100
+    outcome: str = ""
+    iterations: int = 0
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    where: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+def cpu_runs() -> list[Run]:
+    """The layouts that must agree."""
+    layouts = {"PP1": (1, 1), "PP2": (2, 2), "PP4": (4, 4), "DP2xPP2": (4, 2)}
+    return [Run(name, ranks, stages, deadline=300) for name, (ranks, stages) in layouts.items()]
+
+
+def gpu_runs() -> list[Run]:
+    """Each strategy in 4 and 8 ranks; float16; Transformer Engine and megatron-core where installed."""
+    float16 = "--fp16 --initial-loss-scale 65536"
+    engine = f"--transformer-impl transformer_engine {float16}"
+    core = "megatron_core/pretrain_gpt.py"
+    runs = [Run("reference-1", 1, 1)]
+    for ranks in (4, 8):
+        runs.append(Run(f"off-{ranks}", ranks, 4, must_train=False, deadline=40))
+        runs += [Run(f"{strategy}-{ranks}", ranks, 4, strategy) for strategy in ("auto", "strip", "split")]
+    runs.append(Run("auto-fp16-8", 8, 4, "auto", float16))
+    if importable("transformer_engine.pytorch"):
+        runs.append(Run("auto-te-fp16-4", 4, 4, "auto", engine))
+    if importable("megatron.core"):
+        runs.append(Run("off-megatron-core-8", 8, 4, "off", script=core, must_train=False, deadline=60))
+        runs.append(Run("auto-megatron-core-8", 8, 4, "auto", float16, script=core))
+    return runs
+
+
+def importable(module: str) -> bool:
+    """Can a new interpreter import `module` after torch?"""
+    command = [sys.executable, "-c", f"import torch, {module}"]
+    return not subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def execute(run: Run, args: argparse.Namespace, port: int) -> None:
+    """Start pretrain_gpt.sh for `run` and fill in what came of it."""
+    folder = args.out / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "GPUS_PER_NODE": str(run.ranks),
+        "PP": str(run.stages),
+        "TRAIN_ITERS": str(args.iterations),
+        "TRANSFORMER_IMPL": "local",
+        "MASTER_PORT": str(port),
+        "EXTRA_ARGS": run.extra,
+        "SCRIPT": str(HERE / run.script),
+        "VIA": str(HERE / "one_gpu.py"),
+        "HANG_AFTER": str(run.deadline),
+        "TORCHCOMMSHIM": run.shim,
+        "OMP_NUM_THREADS": "1",
+    }
+    # The fresh folder is for checkpoints, so that nothing is resumed.
+    paths = [folder / f"checkpoints-{time.time_ns()}", folder / "tensorboard", *data(args.out)]
+    started = time.monotonic()
+    with open(folder / "stdout", "w") as out, open(folder / "stderr", "w") as err:
+        process = subprocess.Popen(
+            ["bash", HERE / "pretrain_gpt.sh", *paths],
+            stdout=out,
+            stderr=err,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(run.deadline + 30)  # the ranks end themselves before that
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    run.seconds = round(time.monotonic() - started, 1)
+    judge(run, code, (folder / "stdout").read_text(), (folder / "stderr").read_text(), args.iterations)
+
+
+def data(out: Path) -> list[Path]:
+    """Prefix and tokenizer of the data all runs share."""
+    return [out / "data" / "stdlib", out / "data" / "stdlib.model"]
+
+
+def judge(run: Run, code: int, stdout: str, stderr: str, iterations: int) -> None:
+    """Read the outcome from what a run printed."""
+    run.losses = [float(loss) for loss in re.findall(r"lm loss: (\S+) \|", stdout)]
+    run.iterations = len(re.findall(r"^ \[.*\] iteration ", stdout, re.MULTILINE))
+    run.said = sorted({line for line in stderr.splitlines() if line.startswith("torchcommshim")})
+    run.where = [innermost(dump) for dump in stderr.split("Timeout (")[1:]]
+    if code == 0 and run.iterations == iterations:
+        run.outcome = "trained"
+    else:
+        run.outcome = "hang" if run.where or code == -signal.SIGKILL else "error"
+
+
+def innermost(dump: str) -> str:
+    """The three innermost calls of a dumped stack's main thread."""
+    main_thread = dump.split("most recent call first")[-1]
+    calls = re.findall(r'File "([^"]*)", line (\d+) in (\S+)', main_thread)[:3]
+    return " < ".join(f"{Path(file).name}:{line} {function}" for file, line, function in calls)
+
+
+def table(runs: list[Run]) -> str:
+    """The outcome of all runs, in Markdown."""
+    lines = [
+        "| run | ranks | stages | shim | outcome | iterations | first loss | last loss | seconds |",
+        "|---" * 9 + "|",
+    ]
+    for run in runs:
+        first, last = (f"{run.losses[index]:.4f}" if run.losses else "" for index in (0, -1))
+        cells = (
+            run.name,
+            run.ranks,
+            run.stages,
+            run.shim,
+            run.outcome,
+            run.iterations,
+            first,
+            last,
+            run.seconds,
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        lines += [f"  {run.name}: a rank was in {where}" for where in sorted(set(run.where))]
+    return "\n".join(lines)
+
+
+def plot(runs: list[Run], path: Path) -> None:
+    """Draw the losses of the runs that have any, one line each."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    widths = range(2 * len(runs), 0, -2)  # lines that coincide stay visible, the later ones in the earlier
+    for run, width in zip(runs, widths):
+        if run.losses:
+            axes.plot(
+                range(1, len(run.losses) + 1), run.losses, label=run.name, linewidth=width / 2, alpha=0.8
+            )
+    axes.set(xlabel="iteration", ylabel="lm loss")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    """Run, judge, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("device", choices=("cpu", "gpu"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--only", nargs="+", metavar="RUN")
+    parser.add_argument(
+        "--port", type=int, default=29600, help="the first port used; each run takes the next"
+    )
+    args = parser.parse_args()
+    args.out = args.out.resolve()
+
+    import torch
+
+    if (args.device == "gpu") != torch.cuda.is_available():
+        parser.error(f"{args.device}: torch.cuda.is_available() is {torch.cuda.is_available()}")
+    runs = cpu_runs() if args.device == "cpu" else gpu_runs()
+    runs = [run for run in runs if not args.only or run.name in args.only]
+    if not runs:
+        parser.error(f"--only {' '.join(args.only)}: there is no such run")
+    machine = {
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if args.device == "gpu" else None,
+        "gpu": torch.cuda.get_device_name() if args.device == "gpu" else None,
+    }
+    for number, run in enumerate(runs):
+        execute(run, args, args.port + number)
+        print(
+            f"{run.name}: {run.outcome}, {run.iterations} iterations, {run.seconds} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        content = {**machine, "runs": [asdict(run) for run in runs if run.outcome]}
+        (args.out / "evidence.json").write_text(json.dumps(content, indent=1))
+    if importlib.util.find_spec("matplotlib"):
+        plot(runs, args.out / "losses.png")
+    print(table(runs))
+    return int(any(run.must_train and run.outcome != "trained" for run in runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
