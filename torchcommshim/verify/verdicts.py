@@ -109,33 +109,42 @@ def judge(script: Path, folder: Path, output: str, code: int, seconds: float) ->
         code: the launcher's exit code.
         seconds: how long it took.
     """
-    stacks = {int(path.stem): path for path in folder.glob("*.stacks")}
-    errors = {int(path.stem): path for path in folder.glob("*.error")}
-    texts = {rank: path.read_text() for rank, path in sorted(stacks.items())}
-    timed_out = [stacks[rank].stat().st_mtime_ns for rank, text in texts.items() if text.startswith(TIMEOUT)]
+    stacks = _left_behind(folder, "stacks")
+    failures = _failures(folder, stacks)
+    failed = {failure.rank for failure in failures}
+    waits = [where(script, rank, text) for rank, (text, _) in stacks.items() if text and rank not in failed]
     sums = [
-        Sum([int(rank) for rank in ranks.split(",")], int(rank), int(got), int(expected))
+        Sum([int(member) for member in ranks.split(",")], int(rank), int(got), int(expected))
         for ranks, rank, got, expected in WRONG_SUM.findall(output)
     ]
-    failures = [
-        Failure(rank, text.partition("\n")[0]) for rank, text in texts.items() if text.startswith(CRASH)
-    ]
-    failures += [
-        Failure(rank, path.read_text())
-        for rank, path in sorted(errors.items())
-        if not timed_out or path.stat().st_mtime_ns < min(timed_out)
-    ]
-    failed = {failure.rank for failure in failures}
-    waits = [where(script, rank, text) for rank, text in texts.items() if text and rank not in failed]
     if sums:
         verdict = WRONG
     elif failures:
         verdict = ERROR
-    elif timed_out:
+    elif any(text.startswith(TIMEOUT) for text, _ in stacks.values()):
         verdict = HANG
     else:
         verdict = ERROR if code else OK
     return Verdict(verdict, round(seconds, 1), waits, sorted(sums, key=_by_group), failures)
+
+
+def _left_behind(folder: Path, kind: str) -> dict[int, tuple[str, int]]:
+    """What ranks left in files of one kind, and when (nanoseconds); by rank."""
+    paths = sorted((int(path.stem), path) for path in folder.glob(f"*.{kind}"))
+    return {rank: (path.read_text(), path.stat().st_mtime_ns) for rank, path in paths}
+
+
+def _failures(folder: Path, stacks: dict[int, tuple[str, int]]) -> list[Failure]:
+    """Crashes, and exceptions that came before the deadline; later ones follow from the end of others."""
+    deadlines = [when for text, when in stacks.values() if text.startswith(TIMEOUT)]
+    crashes = [
+        Failure(rank, text.partition("\n")[0]) for rank, (text, _) in stacks.items() if text.startswith(CRASH)
+    ]
+    return crashes + [
+        Failure(rank, text)
+        for rank, (text, when) in _left_behind(folder, "error").items()
+        if not deadlines or when < min(deadlines)
+    ]
 
 
 def where(script: Path, rank: int, stacks: str) -> Wait:
