@@ -222,7 +222,7 @@ def forward_step(batches: Iterator[torch.Tensor], model: DistributedDataParallel
 def mean_of_tokens(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The micro-batch's loss, to differentiate and to report."""
     loss = token_losses.float().mean()
-    return loss, {"lm loss": loss.detach()}
+    return loss, {"lm loss": loss.detach().clone()}  # the schedule divides the first in place
 
 
 def mean_loss(losses: list[dict[str, torch.Tensor]]) -> float:

@@ -25,4 +25,6 @@ def train(prefix, tmp_path_factory):
     """A function that trains the tiny model."""
     from examples.tiny import Trainer
 
-    return Trainer(prefix, tmp_path_factory.mktemp("runs"))
+    trainer = Trainer(prefix, tmp_path_factory.mktemp("runs"))
+    yield trainer
+    trainer.stop()

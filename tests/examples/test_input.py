@@ -58,11 +58,11 @@ def stay(monkeypatch):
         ("--seq-length 64", "--seq-length 64 exceeds --max-position-embeddings 32"),
         (
             "--global-batch-size 12",
-            "--global-batch-size 12 is not divisible by --micro-batch-size 2 times the data-",
+            "--global-batch-size 12 is not divisible by --micro-batch-size 4 times the data-",
         ),
         (
             "--pipeline-model-parallel-size 4 --global-batch-size 4",
-            "makes 2 micro-batches, fewer than the 4 stages",
+            "makes 1 micro-batches, fewer than the 4 stages",
         ),
         ("--fp16 --bf16", "--fp16 and --bf16 exclude each other"),
         ("--split 100,0,0 --eval-iters 1", "--eval-iters 1, but --split leaves nothing for validation"),
@@ -243,7 +243,7 @@ def test_other_schedules(style, rate):
 
 
 def test_loss_scale():
-    """Halved when the chances are used up, doubled after a window without overflow, never below its minimum."""
+    """Halved when the chances are used up, doubled after a good window, never below its minimum."""
     scale = LossScale(8.0, smallest=4.0, window=2, hysteresis=2, chances=2)
     scales = []
     for overflow in (True, True, True, False, False, True, False, False):
@@ -267,8 +267,9 @@ def test_log_line(monkeypatch, capsys):
     line = re.sub(r"\d+\.\d(?= \| (throughput|learning))", "N", line)
 
     assert line == (
-        " [TIME] iteration        1/      50 | consumed samples:           16 | elapsed time per iteration (ms): N | "
-        "throughput per GPU (TFLOP/s/GPU): N | learning rate: 3.000000E-04 | global batch size:    16 | "
+        " [TIME] iteration        1/      50 | consumed samples:           16 | "
+        "elapsed time per iteration (ms): N | throughput per GPU (TFLOP/s/GPU): N | "
+        "learning rate: 3.000000E-04 | global batch size:    16 | "
         "lm loss: 5.950000E+00 | loss scale: 1.0 | grad norm: 1.250 | number of skipped iterations:   0 | "
         "number of nan iterations:   0 |\n"
     )

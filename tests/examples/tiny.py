@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ with warnings.catch_warnings():
 
 MODEL = "--num-layers 4 --hidden-size 32 --num-attention-heads 2 --seq-length 32 --max-position-embeddings 32"
 TRAINING = (
-    "--micro-batch-size 2 --global-batch-size 16 --train-iters 50 --lr 1e-2 --min-lr 1e-3 "
+    "--micro-batch-size 4 --global-batch-size 16 --train-iters 50 --lr 4e-3 --min-lr 4e-4 "
     "--lr-decay-style cosine --lr-warmup-fraction .02 --weight-decay .1 --adam-beta1 .9 --adam-beta2 .95 "
     "--init-method-std .02 --clip-grad 1.0"
 )
@@ -61,51 +62,56 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@dataclass
 class Trainer:
-    """Trains the tiny model on the data at `prefix`."""
+    """Trains the tiny model on the data at `prefix`, one run after the other."""
 
-    prefix: Path
-    folder: Path
-    runs: int = 0
+    def __init__(self, prefix: Path, folder: Path) -> None:
+        self.prefix, self.folder, self.runs, self.process = prefix, folder, 0, None
 
-    def start(self, ranks: int, flags: str = "", prelude: str = "", **environment: str):
-        """Start a run; returns its process and the folder of its output."""
+    def start(self, ranks: int, flags: str = "", prelude: str = "", **environment: str) -> Path:
+        """Start a run; returns the folder of its output."""
+        if self.process is None:
+            self.process = subprocess.Popen(
+                [sys.executable, HERE / "ranks.py"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHCOMMSHIM": "off"},
+            )
         self.runs += 1
         folder = self.folder / f"run{self.runs}"
         folder.mkdir()
-        data = ["--data-path", str(self.prefix), "--tokenizer-model", f"{self.prefix}.model"]
-        words = [*MODEL.split(), *TRAINING.split(), *REST.split(), *data, *flags.split()]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                str(HERE / "ranks.py"),
-                str(ranks),
-                str(free_port()),
-                str(folder),
-                prelude,
-                *words,
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHCOMMSHIM": "off", **environment},
-        )
-        return process, folder
+        data = f"--data-path {self.prefix} --tokenizer-model {self.prefix}.model"
+        job = {
+            "folder": str(folder),
+            "ranks": ranks,
+            "port": free_port(),
+            "flags": f"{MODEL} {TRAINING} {REST} {data} {flags}".split(),
+            "environment": environment,
+            "prelude": prelude,
+        }
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return folder
 
-    def finish(self, process, folder: Path) -> Run:
-        """Wait for a run; a hung one fails the test."""
-        try:
-            output, _ = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+    def finish(self, folder: Path) -> Run:
+        """Wait for the run that was started last; a hung one fails the test."""
+        if not select.select([self.process.stdout], [], [], DEADLINE)[0]:
+            self.stop()
             pytest.fail(f"still running after {DEADLINE} s: " + (folder / "0.err").read_text())
-        codes = json.loads(output.splitlines()[-1])
-        texts = [
+        codes = json.loads(self.process.stdout.readline())
+        out, err = (
             [(folder / f"{rank}.{name}").read_text() for rank in range(len(codes))] for name in ("out", "err")
-        ]
-        return Run(codes, *texts)
+        )
+        return Run(codes, out, err)
 
     def __call__(self, ranks: int, flags: str = "", prelude: str = "", **environment: str) -> Run:
-        return self.finish(*self.start(ranks, flags, prelude, **environment))
+        return self.finish(self.start(ranks, flags, prelude, **environment))
+
+    def stop(self) -> None:
+        """End all processes."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            self.process = None
