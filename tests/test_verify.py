@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
@@ -19,9 +20,10 @@ from pathlib import Path
 import pytest
 from conftest import clean_environment
 
+from torchcommshim import verify
 from torchcommshim.verify import catalogue, table
 from torchcommshim.verify.launch import share_gpus
-from torchcommshim.verify.runner import Machine
+from torchcommshim.verify.runner import Machine, Runner
 from torchcommshim.verify.verdicts import Failure, Sum, Verdict, Wait, judge
 
 pytestmark = pytest.mark.timeout(900)  # the first test that asks waits for all scenarios
@@ -338,28 +340,62 @@ class TestOnThisTorch:
             "ok": True,
         }
 
-    def test_table_and_file(self, verified, tmp_path):
-        """The table goes to stdout, the document to the file, progress to stderr; a port can be given."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-        out = tmp_path / "out.json"
-        done = run_verify("--simulate", "--scenario=own_group_each", f"--port={port}", f"--output={out}")
-        lines = done.stdout.splitlines()
 
-        assert done.returncode == 0, done.stdout
-        assert lines[0].startswith("SIMULATED NCCL")
-        assert [line.split()[:2] for line in lines[2:4]] == [
-            ["scenario", "without"],
-            ["own_group_each", "ok"],
+class TestCommand:
+    """The command's own part, on verdicts that are given."""
+
+    @pytest.fixture
+    def main(self, monkeypatch, capsys):
+        def main(with_auto: Verdict, *arguments: str) -> tuple[int, str]:
+            verdicts = {"off": Verdict("hang", 20.0), "auto": with_auto}
+            machine = Machine("2.4.1", "3.11.7", "simulated", ())
+            monkeypatch.setattr(verify, "look", lambda simulate: machine)
+            monkeypatch.setattr(Runner, "run_scenario", lambda self, scenario, name, port: verdicts[name])
+            parser = argparse.ArgumentParser()
+            verify.add_arguments(parser)
+            code = verify.main(parser.parse_args(["--scenario=one_group", *arguments]))
+            return code, capsys.readouterr().out
+
+        return main
+
+    def test_all_ok(self, main):
+        """The first line, the table, and 0."""
+        code, out = main(Verdict("ok", 9.0))
+
+        assert code == 0
+        assert out.splitlines()[:4] == [
+            "SIMULATED NCCL (no GPU is used): 4 ranks, torch 2.4.1, Python 3.11.7",
+            "",
+            "scenario   without         with auto",
+            "one_group  hang 20 s       ok 9 s",
         ]
-        assert json.loads(out.read_text())["ok"] is True
-        assert done.stderr.splitlines()[-1].startswith("2/2 own_group_each")
 
-    def test_exit_code(self, verified):
-        """A scenario that does not end within the deadline with the shim makes the exit code 1."""
-        done = run_verify("--simulate", "--scenario=reported_program", "--deadline=0.01")
+    @pytest.mark.parametrize("verdict", ["hang", "wrong", "error"])
+    def test_not_ok(self, main, verdict):
+        """1, if a scenario is not ok with the shim."""
+        assert main(Verdict(verdict, 9.0))[0] == 1
 
-        assert (done.returncode, done.stdout.count("hang")) == (1, 4)
+    def test_json(self, main):
+        """One document on stdout, and nothing else."""
+        _, out = main(Verdict("wrong", 9.0, sums=[Sum([0, 1], 0, 1, 3)]), "--json")
+        document = json.loads(out)
+
+        assert document["ok"] is False
+        assert document["scenarios"][0]["with"]["auto"] == {
+            "verdict": "wrong",
+            "seconds": 9.0,
+            "waits": [],
+            "sums": [{"ranks": [0, 1], "rank": 0, "got": 1, "expected": 3}],
+            "failures": [],
+        }
+
+    def test_output(self, main, tmp_path):
+        """The document goes to the file, the table to stdout."""
+        path = tmp_path / "out.json"
+        _, out = main(Verdict("ok", 9.0), f"--output={path}")
+
+        assert json.loads(path.read_text())["ok"] is True
+        assert "with auto" in out
 
 
 class TestBadInput:
