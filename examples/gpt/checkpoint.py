@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Iterator
 
 import torch
+import torch.distributed
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -83,7 +84,8 @@ def save(
     draft, replaced = final.with_suffix(".tmp"), final.with_suffix(".old")
     with agreed(groups.control), cannot("save", draft):
         if args.rank == 0:
-            shutil.rmtree(draft, ignore_errors=True)
+            for abandoned in Path(args.save).glob("iter_*.tmp"):
+                shutil.rmtree(abandoned)
             draft.mkdir(parents=True)
     with agreed(groups.control), cannot("save", draft):
         try:
@@ -111,13 +113,17 @@ def load(
 ) -> Progress | None:
     """Load the newest checkpoint in `args.load` into `model` and `optimizer`; None if there is none."""
     latest = Path(args.load, LATEST)
+    answer: list[str | None] = [None]
     with agreed(groups.control), cannot("load", latest):
-        if not latest.exists():
-            return None
-        number = latest.read_text().strip()
-        if not number.isdigit():
-            raise InputError(f"{latest} should hold the number of an iteration, but holds {number!r}")
-        folder = Path(args.load, f"iter_{int(number):07d}")
+        if args.rank == 0 and latest.exists():
+            answer = [latest.read_text().strip()]
+            if not answer[0].isdigit():
+                raise InputError(f"{latest} should hold the number of an iteration, but holds {answer[0]!r}")
+    # Where ranks see different folders, those that lack the checkpoint say so, instead of starting afresh.
+    torch.distributed.broadcast_object_list(answer, src=0, group=groups.control)
+    if answer[0] is None:
+        return None
+    folder = Path(args.load, f"iter_{int(answer[0]):07d}")
     with agreed(groups.control), cannot("load", folder / "progress.json"):
         description = json.loads((folder / "progress.json").read_text())
         compare(folder, description["shape"], args)

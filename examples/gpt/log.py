@@ -105,7 +105,11 @@ class Log:
         """Report the loss on validation data."""
         if not self.speaks:
             return
-        print(f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} |", flush=True)
+        line = f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} |"
+        if self.bar:
+            self.bar.write(line)
+        else:
+            print(line, flush=True)
         if self.writer:
             self.writer.add_scalar("lm loss validation", loss, iteration)
 

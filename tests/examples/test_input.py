@@ -288,6 +288,20 @@ def test_log_line_of_skipped_iteration(monkeypatch, capsys):
     assert "lm loss" not in line
 
 
+def test_progress_bar(monkeypatch, capsys):
+    """On a terminal a bar moves in place of the lines."""
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    log = log_of(monkeypatch, "")
+    log.iteration(Progress(1, 16), loss=5.95, updated=True, norm=1.25, lr=3e-4, loss_scale=1.0)
+    log.close()
+    output = capsys.readouterr()
+
+    assert output.out == ""
+    assert "1/50" in output.err
+    assert "loss 5.9500, lr 3.00e-04" in output.err
+
+
 def test_unexpected_errors_keep_their_traceback():
     """An error that is not the user's is shown whole."""
     assert errors.describe(InputError("no file")) == "pretrain_gpt.py: error: no file"
