@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,10 +96,12 @@ def importable(module: str) -> bool:
 def execute(run: Run, args: argparse.Namespace, port: int) -> None:
     """Start pretrain_gpt.sh for `run` and fill in what came of it."""
     folder = args.out / run.name
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     environment = {
         **os.environ,
         "PYTHON": sys.executable,
+        "LAUNCH": f"{sys.executable} -m torch.distributed.run --redirects 3 --log-dir {folder / 'ranks'}",
         "GPUS_PER_NODE": str(run.ranks),
         "PP": str(run.stages),
         "TRAIN_ITERS": str(args.iterations),
@@ -111,8 +114,8 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
         "TORCHCOMMSHIM": run.shim,
         "OMP_NUM_THREADS": "1",
     }
-    # The fresh folder is for checkpoints, so that nothing is resumed.
-    paths = [folder / f"checkpoints-{time.time_ns()}", folder / "tensorboard", *data(args.out)]
+    data = args.out / "data" / "stdlib"
+    paths = [folder / "checkpoints", folder / "tensorboard", data, f"{data}.model"]
     started = time.monotonic()
     with open(folder / "stdout", "w") as out, open(folder / "stderr", "w") as err:
         process = subprocess.Popen(
@@ -128,20 +131,25 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
     run.seconds = round(time.monotonic() - started, 1)
-    judge(run, code, (folder / "stdout").read_text(), (folder / "stderr").read_text(), args.iterations)
+    out, err = ([file.read_text() for file in rank_files(folder, name)] for name in ("stdout", "stderr"))
+    judge(run, code, out, err, args.iterations)
 
 
-def data(out: Path) -> list[Path]:
-    """Prefix and tokenizer of the data all runs share."""
-    return [out / "data" / "stdlib", out / "data" / "stdlib.model"]
+def rank_files(folder: Path, name: str) -> list[Path]:
+    """What each rank wrote to `name`, rank by rank."""
+    return sorted(folder.glob(f"ranks/*/attempt_0/*/{name}.log"), key=lambda path: int(path.parent.name))
 
 
-def judge(run: Run, code: int, stdout: str, stderr: str, iterations: int) -> None:
-    """Read the outcome from what a run printed."""
-    run.losses = [float(loss) for loss in re.findall(r"lm loss: (\S+) \|", stdout)]
-    run.iterations = len(re.findall(r"^ \[.*\] iteration ", stdout, re.MULTILINE))
-    run.said = sorted({line for line in stderr.splitlines() if line.startswith("torchcommshim")})
-    run.where = [innermost(dump) for dump in stderr.split("Timeout (")[1:]]
+def judge(run: Run, code: int, out: list[str], err: list[str], iterations: int) -> None:
+    """Read the outcome from what each rank printed."""
+    log = "".join(out)
+    run.losses = [float(loss) for loss in re.findall(r"lm loss: (\S+) \|", log)]
+    run.iterations = len(re.findall(r"^ \[.*\] iteration ", log, re.MULTILINE))
+    run.said = sorted(
+        {line for text in err for line in text.splitlines() if line.startswith("torchcommshim")}
+    )
+    dumps = [text.rpartition("Timeout (")[2] if "Timeout (" in text else "" for text in err]
+    run.where = [f"rank {rank}: {innermost(dump)}" for rank, dump in enumerate(dumps) if dump]
     if code == 0 and run.iterations == iterations:
         run.outcome = "trained"
     else:
@@ -149,10 +157,14 @@ def judge(run: Run, code: int, stdout: str, stderr: str, iterations: int) -> Non
 
 
 def innermost(dump: str) -> str:
-    """The three innermost calls of a dumped stack's main thread."""
+    """The calls of a dumped stack's main thread, from the innermost to the first outside torch."""
     main_thread = dump.split("most recent call first")[-1]
-    calls = re.findall(r'File "([^"]*)", line (\d+) in (\S+)', main_thread)[:3]
-    return " < ".join(f"{Path(file).name}:{line} {function}" for file, line, function in calls)
+    calls = []
+    for file, line, function in re.findall(r'File "([^"]*)", line (\d+) in (\S+)', main_thread):
+        calls.append(f"{Path(file).name}:{line} {function}")
+        if "torch" not in Path(file).parts:
+            break
+    return " < ".join(calls)
 
 
 def table(runs: list[Run]) -> str:
@@ -175,8 +187,8 @@ def table(runs: list[Run]) -> str:
             run.seconds,
         )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-        lines += [f"  {run.name}: a rank was in {where}" for where in sorted(set(run.where))]
-    return "\n".join(lines)
+    hung = [f"{run.name}, {where}" for run in runs for where in run.where]
+    return "\n".join(lines + [""] * bool(hung) + hung)
 
 
 def plot(runs: list[Run], path: Path) -> None:

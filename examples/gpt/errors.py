@@ -30,6 +30,7 @@ def leave(message: Optional[str]) -> NoReturn:
         time.sleep(5)
     else:
         print(message, file=sys.stderr, flush=True)
+    sys.stdout.flush()
     os._exit(1)  # not sys.exit: tearing down a process group can wait for ranks that are gone
 
 

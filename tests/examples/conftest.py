@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
 
 @pytest.fixture(scope="session")
 def prefix(tmp_path_factory) -> Path:
     """Data made by preprocess_data.py; the tokenizer lies at PREFIX.model."""
-    from examples.tiny import DEADLINE, EXAMPLES
+    from examples.tiny import DEADLINE
 
     prefix = tmp_path_factory.mktemp("data") / "stdlib"
     command = f"{EXAMPLES / 'preprocess_data.py'} --output-prefix {prefix} --tokenizer-model {prefix}.model"

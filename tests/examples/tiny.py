@@ -21,7 +21,6 @@ HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 DEADLINE = 120  # seconds until a run counts as hung
 
-sys.path.insert(0, str(EXAMPLES))
 for module in ("torch", "numpy", "sentencepiece"):
     pytest.importorskip(module)
 with warnings.catch_warnings():
