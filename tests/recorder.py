@@ -59,7 +59,9 @@ class Recorder(dist.ProcessGroup):
 
 
 for _name in ("recorder", "other"):
-    dist.Backend.register_backend(_name, lambda options, _: Recorder(options), extended_api=True, devices=["cuda"])
+    dist.Backend.register_backend(
+        _name, lambda options, _: Recorder(options), extended_api=True, devices=["cuda"]
+    )
 
 
 @contextmanager

@@ -126,7 +126,11 @@ def test_healthy_creation_passes_untouched(helper_calls, shim):
         group = dist.new_group([0, 1])
 
         call = helper_calls[-1]
-        assert (call["store"] is store, call["group_name"], call["global_ranks_in_group"]) == (True, "1", [0, 1])
+        assert (call["store"] is store, call["group_name"], call["global_ranks_in_group"]) == (
+            True,
+            "1",
+            [0, 1],
+        )
         assert dist.get_process_group_ranks(group) == [0, 1]
 
 

@@ -451,7 +451,7 @@ def test_direct_groups_in_one_round():
         None,
         "auto",
         "strip",
-        pytest.param("split", marks=pytest.mark.xfail(reason="split_now leaves the groups one store name")),
+        "split",
     ],
 )
 def test_sends_in_own_groups(build, strategy):
@@ -550,7 +550,7 @@ proving = settings(
 @pytest.mark.parametrize("build", PROVEN)
 def test_no_program_goes_wrong_with_the_shim(build, strategy):
     """Nobody waits for ever or raises; each communicator holds its group's ranks, and each sum is right."""
-    own_sends = build in SENDS_SPLIT and strategy != "split"  # see test_sends_in_own_groups
+    own_sends = build in SENDS_SPLIT
 
     @proving
     @given(programs(build, own_sends=own_sends))

@@ -241,12 +241,12 @@ class Shim:
         if plan.decision.remedy == INDEPENDENT:
             options = "backend_options" if "backend_options" in helper else "pg_options"
             _clear_split_source(helper.get(plan.args, plan.kwargs, options))
-            if plan.creation.kind == COLLECTIVE:
-                # Ranks may each name their own group in one call: split by colour that works, by one
-                # shared name in one store it would not.
-                store = helper.get(plan.args, plan.kwargs, "store")
-                prefix = f"{PREFIX}/{_digest(plan.creation.ranks)}"
-                changes["store"] = self.state.c10d.PrefixStore(prefix, store)
+        if plan.decision.remedy != NONE and plan.creation.kind == COLLECTIVE:
+            # Ranks may each name their own group in one call.  Split by colour that works; what then
+            # connects through the store, here the group or later its pairs, needs keys of its own.
+            store = helper.get(plan.args, plan.kwargs, "store")
+            prefix = f"{PREFIX}/{_digest(plan.creation.ranks)}"
+            changes["store"] = self.state.c10d.PrefixStore(prefix, store)
         return changes
 
     def _local_name(self, args: Args, kwargs: Kwargs) -> str:

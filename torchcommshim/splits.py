@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD, Creation
-from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, Decision, decide
+from torchcommshim.policy import INDEPENDENT, NONE, SPLIT_NOW, Decision, decide
 from torchcommshim.settings import STRATEGIES
 from torchcommshim.traits import Traits
 
@@ -484,7 +484,7 @@ class _Rank:
         self, step: Create, creation: Creation, decision: Decision, name: tuple[object, ...], source: bool
     ) -> _Steps:
         # Ranks in which each names its own group share the name: the shim tells their stores apart.
-        apart = decision.remedy == INDEPENDENT and step.kind == COLLECTIVE
+        apart = decision.remedy != NONE and step.kind == COLLECTIVE
         parts = backends(step.backend).values()
         group = _Group(step.ranks, _carrier(step.backend), (step.kind, step.ranks if apart else (), *name))
         if "gloo" in parts:

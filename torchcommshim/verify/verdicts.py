@@ -135,14 +135,19 @@ def _left_behind(folder: Path, kind: str) -> dict[int, tuple[str, int]]:
 
 
 def _failures(folder: Path, stacks: dict[int, tuple[str, int]]) -> list[Failure]:
-    """Crashes, and exceptions that came before the deadline; later ones follow from the end of others."""
+    """Crashes and exceptions that came before the deadline.
+
+    Later ones follow from the end of other ranks: NCCL 2.20.5 crashes in a split whose peer has gone.
+    """
     deadlines = [when for text, when in stacks.values() if text.startswith(TIMEOUT)]
-    crashes = [
-        Failure(rank, text.partition("\n")[0]) for rank, (text, _) in stacks.items() if text.startswith(CRASH)
-    ]
-    return crashes + [
+    crashes = {
+        rank: (text.partition("\n")[0], when)
+        for rank, (text, when) in stacks.items()
+        if text.startswith(CRASH)
+    }
+    return [
         Failure(rank, text)
-        for rank, (text, when) in _left_behind(folder, "error").items()
+        for rank, (text, when) in {**crashes, **_left_behind(folder, "error")}.items()
         if not deadlines or when < min(deadlines)
     ]
 
