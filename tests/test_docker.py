@@ -174,17 +174,16 @@ def test_pip_in_a_venv(image, folder):
 
 
 def test_target_installation(image, folder):
-    """Packages that a user installs with --target run armed, beside the image's."""
-    packages = image.root / "target"
+    """What a user installs with --target, the shim again included, runs armed by the image's folder."""
+    target = image.root / "target"
     image.run(
-        f"{PYTHON} -m pip install --quiet --no-deps --target {packages} {image.root}/opt/torchcommshim-*.whl"
+        f"{PYTHON} -m pip install --quiet --no-deps --target {target} {image.root}/opt/torchcommshim-*.whl"
     )
-    path = f"{image.environment['PYTHONPATH']}:{packages}"
+    path = f"{image.environment['PYTHONPATH']}:{target}"
+    seen = f"({ARMED_BY}, sys.modules['torchcommshim'].__file__)"
 
-    assert folder in image.evaluate(PYTHON, ARMED_BY, PYTHONPATH=path)
-    assert image.evaluate(PYTHON, "sys.modules['torchcommshim'].__file__", PYTHONPATH=path).startswith(
-        image.local
-    )
+    expected = (sorted([*PTH, folder]), str(target / "torchcommshim" / "__init__.py"))
+    assert image.evaluate(PYTHON, seen, PYTHONPATH=path) == expected
 
 
 def test_off_for_one_job(image):
