@@ -60,9 +60,9 @@ def test_all_alike(store):
 def test_difference(store, connected):
     """A rank that differs is named, with both values, on every rank."""
     posts = [post(store, rank, 3, OTHER if rank == 2 else SAME) for rank in range(3)]
-    with pytest.raises(AgreementError, match="rank 2 on .*'strip'; rank 0 on .*'auto'"):
+    with pytest.raises(AgreementError, match=r"rank 2 on .*'strip'; rank 0 on .*'auto'"):
         confirm(posts[0], connected=connected, timeout_s=60)
-    with pytest.raises(AgreementError, match="rank 0 on .*'auto'; rank 2 on .*'strip'"):
+    with pytest.raises(AgreementError, match=r"rank 0 on .*'auto'; rank 2 on .*'strip'"):
         confirm(posts[2], connected=connected, timeout_s=60)
 
 

@@ -95,7 +95,7 @@ def test_outsiders_do_not_split_for_another_backend(shim):
 
 
 def test_group_of_the_worlds_backend(shim):
-    """A group of the world's backend is made independent where members split late, and else splits as before."""
+    """A group of the world's backend is made independent where members split late, else it splits."""
     shim()
     with world(rank=3):
         dist.new_group([0, 1])
@@ -104,7 +104,7 @@ def test_group_of_the_worlds_backend(shim):
 
 
 def test_members_get_no_split_source(shim):
-    """A member of an independent group is not handed the world to split from, an outsider's view aside."""
+    """A member of an independent group is not handed the world to split from."""
     shim()
     sources = []
     original = c10d._get_split_source
@@ -339,7 +339,7 @@ def test_collectives_are_not_wrapped(bare):
 
 
 def test_late_install_reaches_copies_of_the_name(bare, monkeypatch):
-    """Installing after `import torch` replaces names that modules have imported, and uninstalling puts them back."""
+    """Installing after `import torch` replaces names that modules have taken; uninstalling restores them."""
     module = type(sys)("a_users_module")
     module.new_group = dist.new_group
     monkeypatch.setitem(sys.modules, "a_users_module", module)
@@ -366,7 +366,7 @@ def test_uninstall_beneath_another_wrapper(shim, monkeypatch):
     """Where somebody has wrapped ours, it stays beneath theirs and passes calls on."""
     shim()
     ours = c10d._get_split_source
-    monkeypatch.setattr(c10d, "_get_split_source", lambda *args: ours(*args))
+    monkeypatch.setattr(c10d, "_get_split_source", lambda *args: ours(*args))  # noqa: PLW0108 - a wrapper
     torchcommshim.uninstall()
     with world(rank=3):
         dist.new_group([0, 1], backend="gloo")

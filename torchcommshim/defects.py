@@ -82,7 +82,7 @@ OTHER_BACKEND = Defect(
 
 NO_DEVICE_BACKEND = Defect(
     name="no-device-backend",
-    title="a group without a backend for the world's device (cpu:gloo) is bound to that device and raises",
+    title="a group without a backend for the world's device (cpu:gloo) is bound to it and raises",
     upstream=PYTORCH + "145376",
     present=lambda traits: not traits.members_split_late,
     strikes=lambda creation, traits: (
@@ -96,7 +96,7 @@ NO_DEVICE_BACKEND = Defect(
 
 WORLD_CANNOT_SPLIT = Defect(
     name="world-cannot-split",
-    title="non-members try to split a world whose backend cannot be split without a colour (gloo bound to a device)",
+    title="non-members try to split a world whose backend has no split for them (gloo bound to a device)",
     upstream=PYTORCH + "145376",
     present=lambda traits: not traits.members_split_late,
     strikes=lambda creation, traits: (

@@ -51,7 +51,7 @@ def examine() -> dict[str, Any]:
         "python": {"version": platform.python_version(), "executable": sys.executable},
         "armed_by": [{"loader": loader, "file": _file_of(loader)} for loader in startup.armed_by],
         "sitecustomize": _sitecustomize(),
-        "torch": {"version": version, "folder": list(torch.__path__)[0]} if torch else None,
+        "torch": {"version": version, "folder": next(iter(torch.__path__))} if torch else None,
         "nccl": _nccl_version(torch),
         "strategy": {"value": variables.strategy, "from": _origin(settings.STRATEGY)},
         "agreement": {"value": variables.agreement, "from": _origin(settings.AGREEMENT)},
@@ -150,7 +150,7 @@ def _remedy(defect: defects.Defect, traits: Traits, strategy: str) -> str:
         return "device_id is dropped, so there is nothing to split from"
     decision = decide(creation, traits, strategy)
     named = "the group is named alike on all its ranks"
-    return prefix + (named if decision.remedy not in _REMEDIES else _REMEDIES[decision.remedy])
+    return prefix + _REMEDIES.get(decision.remedy, named)
 
 
 def _problems(findings: dict[str, Any]) -> list[str]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wrappers around torch.distributed's group creation.
 
-| wrapped                            | what the wrapper does                                                |
-| ---------------------------------- | -------------------------------------------------------------------- |
-| `init_process_group`               | marks the world's creation, strips its device_id if asked, confirms that ranks agree |
-| `new_group`, `_new_group_with_tag` | mark a creation, and whether it is by local synchronization          |
-| `_process_group_name`              | names a local-synchronization group alike on all its ranks           |
-| `_new_process_group_helper`        | decides by the mark, and acts on the arguments                       |
-| `_get_split_source`                | answers None while an independent creation is made                   |
+| wrapped                            | what the wrapper does                                               |
+| ---------------------------------- | ------------------------------------------------------------------- |
+| `init_process_group`               | marks the world's creation, strips it if asked, confirms agreement  |
+| `new_group`, `_new_group_with_tag` | mark a creation, and whether it is by local synchronization         |
+| `_process_group_name`              | names a local-synchronization group alike on all its ranks          |
+| `_new_process_group_helper`        | decides by the mark, and acts on the arguments                      |
+| `_get_split_source`                | answers None while an independent creation is made                  |
 
 Collectives are not wrapped.  Each wrapper's own part is guarded: an error in it is one line on stderr,
 and the original function is called as it was.

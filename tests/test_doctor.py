@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torchcommshim doctor`, `run` and `path`, as a user starts them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment, run
+
+from torchcommshim import doctor, environment, traits
+from torchcommshim.cli import main
+from torchcommshim.defects import CATALOGUE
+
+
+def ask(*arguments, **variables):
+    """Run the doctor in a new interpreter that is armed by the sitecustomize folder."""
+    path = str(environment.sitecustomize_folder())
+    command = (sys.executable, "-m", "torchcommshim", "doctor", *arguments)
+    return run(*command, check=False, **{"PYTHONPATH": path, **variables})
+
+
+@pytest.fixture(scope="module")
+def findings():
+    """What the doctor finds in this environment, and its exit code."""
+    pytest.importorskip("torch", reason="needs torch")
+    done = ask("--json")
+    return json.loads(done.stdout), done.returncode
+
+
+def test_healthy(findings):
+    """An armed interpreter with a torch that is known has no problems, and the exit code says so."""
+    found, code = findings
+
+    assert (found["problems"], code) == ([], 0)
+
+
+def test_who_armed(findings):
+    """The file that armed this interpreter is named."""
+    found, _ = findings
+    ours = str(environment.sitecustomize_folder() / "sitecustomize.py")
+
+    assert ours in [entry["file"] for entry in found["armed_by"]]
+    assert (found["sitecustomize"]["wins"], found["sitecustomize"]["ours_wins"]) == (ours, True)
+
+
+def test_versions(findings):
+    """The versions that a bug report needs are those of this environment."""
+    torch = pytest.importorskip("torch")
+    found, _ = findings
+
+    assert found["torch"]["version"] == torch.__version__
+    assert found["python"]["executable"] == sys.executable
+
+
+def test_wrapped(findings):
+    """Each function is wrapped by the shim, and by nobody else."""
+    found, _ = findings
+
+    assert {name: (entry["in_place"], entry["others"]) for name, entry in found["wrapped"].items()} == {
+        name: (True, []) for name in traits.WRAPPED
+    }
+
+
+def test_traits_and_defects(findings):
+    """Each trait says how it was found; each defect of this torch says what is done about it."""
+    torch = pytest.importorskip("torch")
+    found, _ = findings
+    late = torch.__version__.startswith("2.4.")
+
+    assert found["traits"]["members_split_late"]["value"] is late
+    assert all(entry["found"] for entry in found["traits"].values())
+    assert [entry["name"] for entry in found["defects"]] == [defect.name for defect in CATALOGUE]
+    assert all(bool(entry["remedy"]) is entry["present"] for entry in found["defects"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("auto", "independent:"),
+        ("split", "independent:"),
+        ("strip", "device_id is dropped"),
+        ("observe", "reported only"),
+        ("off", "nothing"),
+    ],
+)
+def test_remedy_follows_the_strategy(monkeypatch, strategy, expected):
+    """What would be done about a defect depends on the strategy: here, a gloo group in an NCCL world."""
+    pytest.importorskip("torch", reason="needs torch")
+    monkeypatch.setenv("TORCHCOMMSHIM", strategy)
+    found = doctor.examine()
+    (entry,) = (each for each in found["defects"] if each["name"] == "other-backend")
+
+    assert (entry["remedy"].startswith(expected), found["strategy"]["from"]) == (
+        True,
+        f"TORCHCOMMSHIM={strategy}",
+    )
+
+
+def test_wrapped_by_somebody_else(monkeypatch):
+    """A function that another package has wrapped names that package."""
+    c10d = pytest.importorskip("torch.distributed.distributed_c10d", reason="needs torch")
+    original = c10d.new_group
+
+    @functools.wraps(original)
+    def new_group(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(c10d, "new_group", new_group)
+
+    assert doctor.examine()["wrapped"]["new_group"]["others"] == [__name__]
+
+
+def test_text(findings):
+    """The text names what the JSON does: strategy, traits, defects of this build."""
+    found, _ = findings
+    text = doctor.as_text(found)
+
+    assert "No problems found." in text
+    assert all((entry["title"] in text) is entry["present"] for entry in found["defects"])
+
+
+def test_unknown_variable():
+    """A misspelt variable is a problem that the doctor names, with what is accepted."""
+    pytest.importorskip("torch", reason="needs torch")
+    done = ask(TORCHCOMMSHIM_AGREMENT="warn")
+
+    assert (done.returncode, "TORCHCOMMSHIM_AGREMENT is not a variable" in done.stdout) == (1, True)
+
+
+def test_not_armed():
+    """An interpreter that nothing has armed is a problem, and the doctor says what to do."""
+    done = run(sys.executable, "-S", "-c", _WITHOUT_SITE, check=False, SEARCH=json.dumps(sys.path))
+
+    assert (done.returncode, "nothing has armed the shim" in done.stdout) == (1, True)
+
+
+_WITHOUT_SITE = """
+import json, os, sys
+sys.path[:] = json.loads(os.environ["SEARCH"])
+from torchcommshim.cli import main
+sys.exit(main(["doctor"]))
+"""
+
+
+@pytest.mark.once
+def test_without_torch(installed):
+    """Without torch the doctor still examines the rest, and names what is missing."""
+    done = installed.run("-m", "torchcommshim", "doctor", check=False)
+
+    assert (done.returncode, "torch is not installed" in done.stdout) == (1, True)
+
+
+@pytest.mark.once
+def test_off_is_no_problem(installed):
+    """A shim that is switched off on purpose is no problem."""
+    assert installed.run("-m", "torchcommshim", "doctor", TORCHCOMMSHIM="off").returncode == 0
+
+
+@pytest.mark.once
+def test_path(capsys):
+    """`path` prints a folder that holds a sitecustomize.py."""
+    assert main(["path"]) == 0
+    assert (Path(capsys.readouterr().out.strip()) / "sitecustomize.py").is_file()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (["run"], 2, "no command given"),
+        (["run", "--"], 2, "no command given"),
+        (["run", "--", "no-such-command"], 127, "no-such-command: No such file"),
+        (["run", "--", "/"], 126, "/: Permission denied"),
+    ],
+)
+def test_run_without_a_command(capsys, words, code, expected):
+    """`run` names a command that it cannot start, and exits as a shell would."""
+    assert (main(words), expected in capsys.readouterr().err) == (code, True)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [("", ["{ours}"]), ("/a:/b", ["{ours}", "/a", "/b"]), ("/a:{ours}", ["{ours}", "/a"])],
+)
+def test_with_shim(before, expected):
+    """The folder comes first on PYTHONPATH, once, and no empty element is added."""
+    ours = str(environment.sitecustomize_folder())
+    values = environment.with_shim({**clean_environment(), "PYTHONPATH": before.format(ours=ours)})
+
+    assert values["PYTHONPATH"].split(":") == [element.format(ours=ours) for element in expected]
