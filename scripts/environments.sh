@@ -22,18 +22,20 @@ python_between() {
     "Set PYTHON to one; on Debian and Ubuntu: apt-get install python3-venv."
 }
 
-# environment FOLDER PYTHON REQUIREMENT...: a virtual environment, made anew only when what is asked for
-# has changed.
+# environment FOLDER PYTHON REQUIREMENT...: a virtual environment that has what is asked for.  Nothing is
+# done when the last run asked for the same; another Python makes a new one, other requirements are added.
 environment() {
-  local folder=$1 python=$2
+  local folder=$1 python=$2 version wanted
   shift 2
-  local wanted
-  wanted=$(printf '%s\n' "$("$python" -VV)" "$@" "$(cksum pyproject.toml)")
+  version=$("$python" -VV | tr '\n' ' ')
+  wanted=$(printf '%s\n' "$version" "$@" "$(sed -n '/^dependencies/,/^\[project.scripts\]/p' pyproject.toml)")
   [ "$(cat "$folder/made-for" 2>/dev/null)" = "$wanted" ] && return
   stage "$folder: $*"
-  rm -rf "$folder"
-  "$python" -m venv "$folder"
-  "$folder/bin/python" -m pip install --quiet --upgrade pip
+  if [ "$(head -n 1 "$folder/made-for" 2>/dev/null)" != "$version" ]; then
+    rm -rf "$folder"
+    "$python" -m venv "$folder"
+    "$folder/bin/python" -m pip install --quiet --upgrade pip
+  fi
   "$folder/bin/python" -m pip install --quiet "$@"
   printf '%s\n' "$wanted" >"$folder/made-for"
 }
