@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+STACK = "(most recent call first)"  # above each thread that faulthandler shows; the main thread comes last
 
 
 @dataclass
@@ -126,9 +126,10 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
             start_new_session=True,
         )
         try:
-            code = process.wait(run.deadline + 30)  # the ranks end themselves before that
+            # The ranks count from the moment they have torch, and end themselves.
+            code = process.wait(run.deadline + 60)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()  # torchrun ends its ranks, within 30 seconds
             code = process.wait()
     run.seconds = round(time.monotonic() - started, 1)
     out, err = ([file.read_text() for file in rank_files(folder, name)] for name in ("stdout", "stderr"))
@@ -148,17 +149,19 @@ def judge(run: Run, code: int, out: list[str], err: list[str], iterations: int) 
     run.said = sorted(
         {line for text in err for line in text.splitlines() if line.startswith("torchcommshim")}
     )
-    dumps = [text.rpartition("Timeout (")[2] if "Timeout (" in text else "" for text in err]
-    run.where = [f"rank {rank}: {innermost(dump)}" for rank, dump in enumerate(dumps) if dump]
+    if any(
+        "Timeout (" in text for text in err
+    ):  # the first rank to time out; the others are ended by torchrun
+        run.where = [f"rank {rank}: {innermost(text)}" for rank, text in enumerate(err) if STACK in text]
     if code == 0 and run.iterations == iterations:
         run.outcome = "trained"
     else:
-        run.outcome = "hang" if run.where or code == -signal.SIGKILL else "error"
+        run.outcome = "hang" if run.where else "error"
 
 
 def innermost(dump: str) -> str:
     """The calls of a dumped stack's main thread, from the innermost to the first outside torch."""
-    main_thread = dump.split("most recent call first")[-1]
+    main_thread = dump.split(STACK)[-1]
     calls = []
     for file, line, function in re.findall(r'File "([^"]*)", line (\d+) in (\S+)', main_thread):
         calls.append(f"{Path(file).name}:{line} {function}")

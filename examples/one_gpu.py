@@ -9,6 +9,7 @@ still runs after as many seconds prints where it is and exits; a rank in ncclCom
 import faulthandler
 import os
 import runpy
+import signal
 import sys
 
 import torch
@@ -20,6 +21,7 @@ if 0 < gpus < int(os.environ["LOCAL_WORLD_SIZE"]):
     os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
 if "HANG_AFTER" in os.environ:
     faulthandler.dump_traceback_later(float(os.environ["HANG_AFTER"]), exit=True)
+    faulthandler.register(signal.SIGTERM, chain=True)  # the launcher ends the other ranks with it
 del sys.argv[0]
 sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")

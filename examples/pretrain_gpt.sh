@@ -21,11 +21,13 @@ DATA_CACHE_PATH=${DATA_CACHE_PATH:-}
 if [ "${SIZE:-small}" = report ]; then
     : "${GPUS_PER_NODE:=8}" "${NUM_LAYERS:=32}" "${HIDDEN_SIZE:=4096}" "${NUM_ATTENTION_HEADS:=32}"
     : "${SEQ_LENGTH:=4096}" "${GLOBAL_BATCH_SIZE:=128}" "${TRAIN_ITERS:=275}" "${LR:=3.0e-4}" "${MIN_LR:=3.0e-5}"
-    : "${INIT_METHOD_STD:=0.006}" "${PRECISION:=--fp16}" "${TRANSFORMER_IMPL:=transformer_engine}"
+    : "${LR_WARMUP_FRACTION:=.001}" "${INIT_METHOD_STD:=0.006}" "${PRECISION:=--fp16}"
+    : "${TRANSFORMER_IMPL:=transformer_engine}"
 else
     : "${GPUS_PER_NODE:=4}" "${NUM_LAYERS:=4}" "${HIDDEN_SIZE:=64}" "${NUM_ATTENTION_HEADS:=4}"
-    : "${SEQ_LENGTH:=64}" "${GLOBAL_BATCH_SIZE:=16}" "${TRAIN_ITERS:=200}" "${LR:=3.0e-3}" "${MIN_LR:=3.0e-4}"
-    : "${INIT_METHOD_STD:=0.02}" "${PRECISION:=}" "${TRANSFORMER_IMPL:=local}"
+    : "${SEQ_LENGTH:=64}" "${GLOBAL_BATCH_SIZE:=16}" "${TRAIN_ITERS:=200}" "${LR:=2.0e-3}" "${MIN_LR:=2.0e-4}"
+    : "${LR_WARMUP_FRACTION:=.1}" "${INIT_METHOD_STD:=0.02}" "${PRECISION:=}"
+    : "${TRANSFORMER_IMPL:=local}"
 fi
 
 PYTHON=${PYTHON:-python3}
@@ -67,7 +69,7 @@ TRAINING_ARGS=(
     --lr "$LR"
     --lr-decay-style cosine
     --min-lr "$MIN_LR"
-    --lr-warmup-fraction .001
+    --lr-warmup-fraction "$LR_WARMUP_FRACTION"
     --lr-decay-iters "$TRAIN_ITERS"
 )
 

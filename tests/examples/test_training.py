@@ -33,12 +33,17 @@ def test_loss_falls(runs, layout):
 
 
 @pytest.mark.parametrize("layout", ["PP2", "PP4", "DP2xPP2"])
-@pytest.mark.parametrize("field", ["lm loss", "grad norm"])
-def test_layouts_agree(runs, layout, field):
-    """Every layout has the losses and gradient norms of a single process, to float32 tolerance."""
-    expected = runs["PP1"].log(field)
+def test_losses_agree(runs, layout):
+    """Every layout has the losses of a single process, to float32 tolerance."""
+    assert runs[layout].log("lm loss") == pytest.approx(runs["PP1"].log("lm loss"), rel=1e-5)
 
-    assert runs[layout].log(field) == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+@pytest.mark.parametrize("layout", ["PP2", "PP4", "DP2xPP2"])
+def test_gradient_norms_agree(runs, layout):
+    """Every layout has the gradient norms of a single process: the shared embedding counts once."""
+    expected = runs["PP1"].log("grad norm")  # printed with three decimals
+
+    assert runs[layout].log("grad norm") == pytest.approx(expected, abs=2e-3)
 
 
 @pytest.mark.parametrize("layout", ["PP2", "PP4", "DP2xPP2"])
@@ -53,7 +58,7 @@ def test_validation_agrees(runs, layout):
         ]
 
     assert len(losses("PP1")) == 2
-    assert losses(layout) == pytest.approx(losses("PP1"), rel=1e-3)
+    assert losses(layout) == pytest.approx(losses("PP1"), rel=1e-5)
 
 
 def test_only_last_rank_prints(runs):
