@@ -202,12 +202,11 @@ def plot(runs: list[Run], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    widths = range(2 * len(runs), 0, -2)  # lines that coincide stay visible, the later ones in the earlier
+    widths = range(2 * len(runs), 0, -2)  # of lines that coincide, each shows within the one before
     for run, width in zip(runs, widths):
         if run.losses:
-            axes.plot(
-                range(1, len(run.losses) + 1), run.losses, label=run.name, linewidth=width / 2, alpha=0.8
-            )
+            numbers = range(1, len(run.losses) + 1)
+            axes.plot(numbers, run.losses, label=run.name, linewidth=width)
     axes.set(xlabel="iteration", ylabel="lm loss")
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -17,7 +17,7 @@ import torch
 gpus = torch.cuda.device_count()
 if 0 < gpus < int(os.environ["LOCAL_WORLD_SIZE"]):
     os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"
-    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    os.environ["NCCL_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
 if "HANG_AFTER" in os.environ:
     faulthandler.dump_traceback_later(float(os.environ["HANG_AFTER"]), exit=True)
