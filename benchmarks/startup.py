@@ -11,7 +11,8 @@ Four environments, started in turn so that whatever else the machine does meets 
 - shim: one with torchcommshim's wheel;
 - folder: the bare one, with torchcommshim's folder on PYTHONPATH.
 
-Times are wall-clock milliseconds of `python -c pass`, process creation included; the median of each.
+Times are milliseconds of processor time that `site.main()` takes in a new interpreter, which is all that a
+`.pth` can add to; the median of each.  Wall-clock time of a whole start drowns the difference in noise.
 `ratio` is what the shim adds over what the empty module adds.
 """
 
@@ -24,11 +25,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Under -S, so that site does not run before the clock does.
+TIMED = "import site, time; t = time.thread_time_ns(); site.main(); print(time.thread_time_ns() - t)"
 
 
 def main() -> None:
@@ -74,9 +76,9 @@ def measure(environments: dict[str, tuple[Path, dict[str, str]]], runs: int) -> 
     times: dict[str, list[float]] = {name: [] for name in environments}
     for _ in range(runs):
         for name, (python, variables) in environments.items():
-            begun = time.perf_counter()
-            subprocess.run([python, "-c", "pass"], env=variables, check=True)
-            times[name].append(1000 * (time.perf_counter() - begun))
+            command = [python, "-S", "-c", TIMED]
+            printed = subprocess.run(command, env=variables, check=True, capture_output=True).stdout
+            times[name].append(int(printed) / 1e6)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
