@@ -568,3 +568,16 @@ def test_unknown_strategy_is_said_once(shim, capsys):
     said = capsys.readouterr().err
 
     assert (said.count("\n"), "auto, strip, split, observe, off" in said) == (1, True)
+
+
+def test_world_that_binds_itself(shim, monkeypatch):
+    """nccl2 binds its world whatever init is told; `nccl` may mean it."""
+    shim("strip")
+    register = lambda: "1"  # noqa: E731 - 2.14's function names the value that switches nccl2 on
+    monkeypatch.setattr(c10d, "_register_builtin_nccl_backend", register, raising=False)
+    state = patches.TorchState(c10d)
+    expected = {"nccl": False, "gloo": False, "cpu:gloo,cuda:nccl": False, "cpu:gloo": False}
+    assert {name: state.binds_itself(name) for name in expected} == expected
+
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    assert {name for name in expected if state.binds_itself(name)} == {"nccl", "cpu:gloo,cuda:nccl"}

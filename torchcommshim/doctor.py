@@ -9,6 +9,7 @@ import importlib.machinery
 import json
 import os
 import platform
+import site
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,10 @@ def _import_c10d() -> tuple[Any, str]:
 
 
 def _file_of(loader: str) -> str | None:
-    """The file that armed: the first one of that name on the path that Python starts with."""
-    if loader == "sitecustomize":
-        return getattr(sys.modules.get("sitecustomize"), "__file__", None)
-    for folder in sys.path:
-        file = Path(folder or ".") / loader
-        if loader.endswith(".pth") and file.is_file():
-            return str(file)
-    return None
+    """The file that armed: a sitecustomize gives its path, a `.pth` lies in a site-packages folder."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    candidates = (Path(loader), *(Path(folder) / loader for folder in folders))
+    return next((str(file) for file in candidates if file.is_absolute() and file.is_file()), None)
 
 
 def _sitecustomize() -> dict[str, Any]:
@@ -180,7 +177,7 @@ def as_text(findings: dict[str, Any]) -> str:
         f"python         {findings['python']['version']}  {findings['python']['executable']}",
         f"torch          {torch['version']}  {torch['folder']}" if torch else "torch          none",
         f"NCCL           {findings['nccl'] or 'none'}",
-        "armed by       " + (", ".join(_armed(entry) for entry in findings["armed_by"]) or "nothing"),
+        "armed by       " + (", ".join(dict.fromkeys(map(_armed, findings["armed_by"]))) or "nothing"),
         f"sitecustomize  {site['wins'] or 'none'}{' (ours)' if site['ours_wins'] else ''}",
         f"strategy       {findings['strategy']['value']}  ({findings['strategy']['from']})",
         f"agreement      {findings['agreement']['value']}  ({findings['agreement']['from']})",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -20,9 +21,14 @@ class TorchState:
         """The world: torch's default process group."""
         return self.c10d._get_default_group()
 
+    @property
+    def world_backend(self) -> str:
+        """What the world was made with, e.g. `cpu:gloo,cuda:nccl`."""
+        return str(self.c10d._world.pg_map[self.world][0])
+
     def world_backends(self) -> dict[str, str]:
         """The world's backend for each type of device."""
-        return self.backends(self.c10d._world.pg_map[self.world][0])
+        return self.backends(self.world_backend)
 
     def backends(self, backend: str) -> dict[str, str]:
         """The backend for each type of device that `backend` (`nccl`, `cpu:gloo,cuda:nccl`) means."""
@@ -46,6 +52,20 @@ class TorchState:
         """torchcomms (2.11 on) makes groups in its own way; the shim stands aside."""
         enabled = getattr(self.c10d, "_use_torchcomms_enabled", None)
         return bool(enabled and enabled())
+
+    def binds_itself(self, backend: object) -> bool:
+        """A world of this backend is bound to a device whether or not it was given one: nccl2 does so.
+
+        `nccl` means nccl2 from 2.15 on, and in 2.14 by TORCH_DIST_USE_NCCL2=1.
+        """
+        name = self.backends(str(backend or "undefined")).get("cuda")
+        if name in ("nccl2", "nccl-lazy"):
+            return True
+        register = getattr(self.c10d, "_register_builtin_nccl_backend", None)
+        if register is None or name != "nccl":
+            return False
+        switch = os.environ.get("TORCH_DIST_USE_NCCL2")
+        return switch == "1" if "1" in register.__code__.co_consts else switch != "0"
 
     def accelerator(self, index: int) -> Any:
         """The torch.device with that index, of this build's accelerator."""

@@ -55,8 +55,7 @@ class Worlds:
         if self._settings.acts and type(device) is int and not self._traits.accepts_int_device:
             device = changes["device_id"] = self._state.accelerator(device)
         backend = self._init.get(args, kwargs, "backend")
-        # nccl2 has no lazily connected world: it needs the device (pytorch#192276).
-        if self._settings.strategy == "strip" and "nccl2" not in str(backend).lower():
+        if self._settings.strategy == "strip" and not self._state.binds_itself(backend):
             world.stripped = True
             changes["device_id"] = None
             if backend is None and self._traits.device_picks_backend:
@@ -77,13 +76,13 @@ class Worlds:
         speak = rank == 0
         for warning in self._settings.warnings if speak else ():
             report.say(warning)
-        if world.device is None:
+        backend = str(self._helper.get(args, kwargs, "backend")).lower()
+        if world.device is None and not self._state.binds_itself(backend):
             return
         if world.stripped:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
             self._report.repaired_world("strip", what, speak=speak)
         self._avoid_nonblocking(world, speak=speak)
-        backend = str(self._helper.get(args, kwargs, "backend")).lower()
         if size > 1 and backend not in ("fake", "mpi") and self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
@@ -140,6 +139,9 @@ class Worlds:
         backends = self._state.world_backends()
         if "gloo" in backends.values() and os.environ.get("TORCH_GLOO_LAZY_INIT", "0") in ("", "0"):
             return True
+        # Whether nccl2 waits is not known, so there a rank that is not heard of counts as slow.
+        if self._state.binds_itself(self._state.world_backend):
+            return False
         device = self._state.world.bound_device_id
         if device is None or backends.get(device.type) != "nccl" or self._state.who_splits(device) == NOBODY:
             return False

@@ -20,6 +20,7 @@ NAMES = (
     "local_synchronization",
     "local_after_uneven",
     "direct_helper",
+    "point_to_point",
     "own_group_each",
     "device_mesh",
     "megatron",
