@@ -62,6 +62,6 @@ def _package_root() -> str:
 _run_hidden_sitecustomize()
 if sys.version_info >= (3, 9):
     sys.meta_path.append(_PackageFinder(_package_root()))
-    from torchcommshim import startup
+    import torchcommshim
 
-    startup.arm(os.path.join(HERE, "sitecustomize.py"))
+    torchcommshim.arm(os.path.join(HERE, "sitecustomize.py"))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # An expression for `Venv.evaluate`: what armed the shim in that interpreter, empty if nothing did.  A set,
 # since a virtual environment's `.pth` runs twice (cpython#75723).
-ARMED_BY = "sorted(set(getattr(sys.modules.get('torchcommshim.startup'), 'armed_by', ())))"
+ARMED_BY = "sorted(set(getattr(sys.modules.get('torchcommshim'), '_armed_by', ())))"
 PTH = ["torchcommshim.pth"]
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.once
 FINDERS = "[type(finder).__name__ for finder in sys.meta_path].count('_Tripwire')"
 
 # Run by a sitecustomize of the user's; what it leaves in `sys` shows that, and when, it ran.
-USERS = "import sys; sys.users_saw = 'torchcommshim.startup' in sys.modules\n"
+USERS = "import sys; sys.users_saw = 'torchcommshim' in sys.modules\n"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_not_armed_without_site(installed):
 
 def test_double_run_arms_once(installed):
     """A `.pth` runs twice in a virtual environment before Python 3.15; one finder is installed."""
-    again = "[sys.modules['torchcommshim.startup'].arm() for _ in range(3)]"
+    again = "[sys.modules['torchcommshim'].arm() for _ in range(3)]"
 
     assert installed.evaluate(FINDERS) == 1
     assert installed.evaluate(f"({again}, {FINDERS})[1]") == 1
@@ -88,8 +88,8 @@ def test_silent_start(installed):
 
 
 def test_start_imports_two_modules(installed, without):
-    """`python -c pass` imports `torchcommshim` and `torchcommshim.startup` more than without us."""
-    ours = {"torchcommshim", "torchcommshim.startup"}
+    """`python -c pass` imports one module more than without us: `torchcommshim`."""
+    ours = {"torchcommshim"}
 
     assert modules_at_start(installed) - modules_at_start(without) == ours
 
@@ -257,7 +257,7 @@ def test_folder_imports_nothing_else_at_start(without, folder, tmp_path):
     report = venv.run("-X", "importtime", "-c", "pass", PYTHONPATH=folder).stderr
     after = {line.split("|")[-1].strip() for line in report.splitlines()}
 
-    assert after - before - {"sitecustomize"} == {"torchcommshim", "torchcommshim.startup"}
+    assert after - before - {"sitecustomize"} == {"torchcommshim"}
 
 
 def test_folder_lends_three_packages_only(without, installed, folder):
@@ -430,4 +430,4 @@ def test_package_in_two_environments(wheel, folder, tmp_path):
 
 def test_interpreter_of_this_run():
     """The environment that runs the tests has the shim installed, and was armed by it."""
-    assert set(sys.modules["torchcommshim.startup"].armed_by) >= set(PTH)
+    assert set(sys.modules["torchcommshim"]._armed_by) >= set(PTH)

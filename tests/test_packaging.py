@@ -15,7 +15,7 @@ from conftest import ARMED_BY, PTH, ROOT, make_venv, run
 
 pytestmark = pytest.mark.once
 
-START_LINE = "import torchcommshim.startup; torchcommshim.startup.arm()"
+START_LINE = "import torchcommshim; torchcommshim.arm()"
 
 
 @pytest.fixture(scope="module")

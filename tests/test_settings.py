@@ -8,7 +8,8 @@ import re
 import pytest
 from conftest import ROOT
 
-from torchcommshim import settings, startup
+import torchcommshim
+from torchcommshim import settings
 from torchcommshim.settings import Settings
 
 pytestmark = pytest.mark.once
@@ -113,8 +114,8 @@ def test_settings_are_frozen():
 
 
 def test_start_up_knows_the_same_words():
-    """startup.py, which may not import settings.py, has a copy of the words for off."""
-    assert startup.OFF == settings.OFF
+    """The package's __init__.py, which may not import settings.py, has a copy of the words for off."""
+    assert torchcommshim._OFF == settings.OFF
 
 
 @pytest.mark.parametrize("value", ["", "auto", "on", "observe", "nonsense", *settings.OFF, " OFF "])
@@ -122,7 +123,7 @@ def test_start_up_reads_the_master_switch_alike(value, monkeypatch):
     """The master switch at start and the strategy read later never contradict each other."""
     monkeypatch.setenv("TORCHCOMMSHIM", value)
 
-    assert startup.is_off() == (settings.read({"TORCHCOMMSHIM": value}).strategy == "off")
+    assert torchcommshim._is_off() == (settings.read({"TORCHCOMMSHIM": value}).strategy == "off")
 
 
 def test_readme_lists_every_value():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torchcommshim
-from torchcommshim import defects, environment, report, settings, startup
+from torchcommshim import defects, environment, report, settings
 from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, decide
 from torchcommshim.traits import WRAPPED, Traits, code_of_module, probe
 
@@ -50,7 +50,7 @@ def examine() -> dict[str, Any]:
     findings: dict[str, Any] = {
         "torchcommshim": {"version": torchcommshim.__version__, "folder": str(Path(__file__).parent)},
         "python": {"version": platform.python_version(), "executable": sys.executable},
-        "armed_by": [{"loader": loader, "file": _file_of(loader)} for loader in startup.armed_by],
+        "armed_by": [{"loader": loader, "file": _file_of(loader)} for loader in torchcommshim._armed_by],
         "sitecustomize": _sitecustomize(),
         "torch": {"version": version, "folder": next(iter(torch.__path__))} if torch else None,
         "nccl": _nccl_version(torch),

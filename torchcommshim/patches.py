@@ -298,12 +298,17 @@ def _clear_split_source(options: Any) -> None:
 _patched: dict[str, Patched] = {}
 
 
-def wait_for_torch() -> None:
-    """Patch torch.distributed when it is imported; now, if it is."""
+def wait_for_torch() -> bool:
+    """Patch torch.distributed when it is imported; now, if it is.
+
+    Returns:
+        False if this thread is in the middle of importing it: to be called again, once it is done.
+    """
     late = TARGET in sys.modules
-    if late:
-        import_module(TARGET)  # another thread may still be at it
+    if late and getattr(import_module(TARGET).__spec__, "_initializing", False):
+        return False
     wrapt.register_post_import_hook(partial(_on_import, late=late), TARGET)
+    return True
 
 
 def _on_import(c10d: ModuleType, *, late: bool) -> None:

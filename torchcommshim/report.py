@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 
 import torchcommshim
-from torchcommshim import startup
 from torchcommshim.creations import Creation
 from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, Decision
 from torchcommshim.settings import Settings
@@ -86,8 +85,8 @@ def status() -> dict[str, object]:
     report = _current
     return {
         "version": torchcommshim.__version__,
-        "armed_by": list(startup.armed_by),
-        "strategy": report.settings.strategy if report else "off" if startup.is_off() else None,
+        "armed_by": list(torchcommshim._armed_by),
+        "strategy": report.settings.strategy if report else "off" if torchcommshim._is_off() else None,
         "agreement": report.settings.agreement if report else None,
         "torch": report.torch_version if report else None,
         "patched": list(report.patched) if report else [],

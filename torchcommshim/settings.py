@@ -22,7 +22,7 @@ VARIABLES = (STRATEGY, AGREEMENT)
 STRATEGIES = ("auto", "strip", "split", "observe", "off")
 AGREEMENTS = ("error", "warn", "off")
 
-# startup.py, which may import nothing, holds its own copy of OFF; a test keeps the two equal.
+# The package's __init__.py, which may import nothing, holds a copy of OFF; a test keeps the two equal.
 OFF = ("off", "0", "false", "f", "no", "n")
 ON = ("on", "1", "true", "t", "yes", "y")
 
