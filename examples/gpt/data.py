@@ -86,12 +86,10 @@ def read_index(path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray, np.ndarray
         )
     lengths = np.frombuffer(content, "<i4", sequences, start)
     pointers = np.frombuffer(content, "<i8", sequences, start + 4 * sequences)
-    return (
-        np.dtype(DTYPES[code]),
-        lengths,
-        pointers,
-        np.frombuffer(content, "<i8", documents, start + 12 * sequences),
-    )
+    boundaries = np.frombuffer(content, "<i8", documents, start + 12 * sequences)
+    if documents < 2 or boundaries.min() < 0 or boundaries.max() > sequences:
+        raise InputError(f"{path}: its documents do not lie within its {sequences} sequences")
+    return np.dtype(DTYPES[code]), lengths, pointers, boundaries
 
 
 def write_tokens(prefix: str, documents: Iterable[list[int]], vocab_size: int) -> int:

@@ -5,9 +5,11 @@ import argparse
 import re
 import shutil
 import struct
+import subprocess
+import sys
 
 import pytest
-from examples.tiny import MODEL, REST, STAGES_2, TRAINING
+from examples.tiny import EXAMPLES, MODEL, REST, STAGES_2, TRAINING
 from gpt import errors
 from gpt.arguments import parse_args
 from gpt.checkpoint import Progress
@@ -129,6 +131,10 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-2])
 
 
+def overwrite_end(path):
+    path.write_bytes(path.read_bytes()[:-8] + struct.pack("<q", 7))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -141,6 +147,10 @@ def cut(path):
             "{}/data.idx is not an index of token files",
         ),
         (lambda prefix: shutil.copy(prefix / "other.idx", prefix / "data.idx"), "describes 4"),
+        (
+            lambda prefix: overwrite_end(prefix / "data.idx"),
+            "{}/data.idx: its documents do not lie within its 1",
+        ),
     ],
 )
 def test_damaged_data(tmp_path, damage, message):
@@ -199,6 +209,30 @@ def test_data_of_another_tokenizer(tmp_path):
     samples = Samples(Tokens(str(tmp_path / "data")), (0, 3), 2, 50, seed=1)
     with pytest.raises(InputError, match="has the id 99; --tokenizer-model has 50 ids"):
         samples[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", '{"text": "one"}\n{"title": "two"}\n', "a.jsonl, line 2: no JSON object with a text"),
+        ("a.jsonl", "one\n", "a.jsonl, line 1: no JSON object with a text"),
+        ("a.txt", " \n", "there is no text in the input"),
+        ("a.txt", None, "a.txt: No such file or directory"),
+        ("a.txt", "one two", "--vocab-size 5000: "),
+    ],
+)
+def test_text_that_cannot_be_used(tmp_path, name, content, message):
+    """preprocess_data.py names the file and line, or the flag."""
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    command = [EXAMPLES / "preprocess_data.py", "--input", tmp_path / name, "--vocab-size", "5000"]
+    command += ["--output-prefix", tmp_path / "out", "--tokenizer-model", tmp_path / "out.model"]
+    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert result.stderr.startswith("preprocess_data.py: error: ")
+    assert not list(tmp_path.glob("out*"))
 
 
 def test_an_epoch_is_all_samples(tmp_path):
