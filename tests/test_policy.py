@@ -14,10 +14,8 @@ from torchcommshim.traits import Traits
 
 pytestmark = pytest.mark.once
 
-TORCH_2_4 = Traits(
-    members_split_late=True, split_ignores_backend=True, split_tests_size=True, point_to_point_splits=True
-)
-TORCH_2_5 = replace(TORCH_2_4, members_split_late=False)
+TORCH_2_4 = Traits(members_split_late=True, split_ignores_backend=True, split_tests_size=True)
+TORCH_2_5 = replace(TORCH_2_4, members_split_late=False, point_to_point_splits=True)
 TORCH_2_11 = Traits(split_ignores_backend=True, local_names_differ=True)
 TORCH_2_15 = Traits(local_names_differ=True)
 BUILDS = [TORCH_2_4, TORCH_2_5, TORCH_2_11, TORCH_2_15]
@@ -50,7 +48,7 @@ DIRECT_NCCL = replace(NCCL, kind=DIRECT, ranks=())
         (WHOLE, [INDEPENDENT, INDEPENDENT, NONE, NONE]),
         (GLOO, [INDEPENDENT, INDEPENDENT, INDEPENDENT, NONE]),
         (CPU_GLOO, [INDEPENDENT, INDEPENDENT, INDEPENDENT, INDEPENDENT]),
-        (GLOO_WORLD, [INDEPENDENT, INDEPENDENT, INDEPENDENT, INDEPENDENT]),
+        (GLOO_WORLD, [NONE, INDEPENDENT, INDEPENDENT, INDEPENDENT]),
         (UNBOUND, [NONE, NONE, NONE, NONE]),
         (replace(WHOLE, bound=False), [INDEPENDENT, INDEPENDENT, NONE, NONE]),
         (LOCAL_NCCL, [INDEPENDENT, INDEPENDENT, INDEPENDENT, INDEPENDENT]),

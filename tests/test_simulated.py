@@ -157,8 +157,8 @@ finish()
 
         assert run_program(tmp_path, program).lines() == []
 
-    def test_point_to_point_through_split(self, tmp_path):
-        """torch 2.3 to 2.5 split the world for a pair of a group that was split, and wait for all ranks."""
+    def test_point_to_point_of_a_split_group(self, tmp_path):
+        """A pair of a group that was split connects without a split, as seen on real NCCL."""
         program = """
 group = dist.new_group([0, 1, 2, 3])
 check_sum(range(4), group)
@@ -168,9 +168,4 @@ if rank == 1:
     dist.recv(torch.tensor([0]), src=0, group=group)
 finish()
 """
-        found = run_program(tmp_path, program, deadline=4 if LATE else 60)
-
-        assert found.verdict == ("hang" if LATE else "ok")
-        assert {wait.rank: wait.inside for wait in found.waits if wait.rank < 2} == (
-            {0: "send: send", 1: "recv: recv"} if LATE else {}
-        )
+        assert run_program(tmp_path, program).lines() == []

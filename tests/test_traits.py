@@ -18,7 +18,7 @@ P2P, NAMES, PICKS = "point_to_point_splits", "local_names_differ", "device_picks
 INT, NONBLOCKING, UNWAITED = "accepts_int_device", "nonblocking_by_default", "connects_without_waiting"
 BARRIER = "barrier_asks_backend"
 
-V23 = {LATE, IGNORES, SIZE, P2P}
+V23 = {LATE, IGNORES, SIZE}
 V25 = {IGNORES, SIZE, P2P, BARRIER}
 V26 = {IGNORES, NAMES, PICKS}
 V28 = {*V26, INT}
@@ -123,6 +123,6 @@ def test_helper_that_no_longer_asks():
 def test_digest():
     """The digest that ranks compare names the traits that hold, in a fixed order."""
     assert probe(source("2.4.1"), "2.4.1").digest() == (
-        "members_split_late+split_ignores_backend+split_tests_size+point_to_point_splits"
+        "members_split_late+split_ignores_backend+split_tests_size"
     )
     assert traits.Traits().digest() == "none"

@@ -138,17 +138,27 @@ DIRECT_HELPER = Defect(
     example=replace(_NCCL, kind=DIRECT, ranks=()),
 )
 
+WHOLE_WORLD = Defect(
+    name="whole-world",
+    title="a group as large as the world is split from it whether or not the world has connected",
+    upstream=PYTORCH + "138781",
+    present=lambda traits: traits.split_tests_size,
+    strikes=lambda creation, traits: (
+        traits.split_tests_size
+        and creation.kind == COLLECTIVE
+        and creation.spans_world
+        and creation.same_backend
+        and creation.world_splits != NOBODY
+    ),
+    example=replace(_NCCL, ranks=(0, 1, 2, 3), bound=False),
+)
+
 POINT_TO_POINT = Defect(
     name="point-to-point",
     title="the first unbatched send or receive on a split group splits the world on two ranks only",
     upstream=PYTORCH + "139013",
     present=lambda traits: traits.point_to_point_splits,
-    strikes=lambda creation, traits: (
-        traits.point_to_point_splits
-        and creation.kind == COLLECTIVE
-        and creation.same_backend
-        and _has_split_source(creation, traits)
-    ),
+    strikes=lambda creation, traits: traits.point_to_point_splits and creation.splits_by_color,
     example=_NCCL,
 )
 
@@ -169,6 +179,7 @@ CATALOGUE = (
     LOCAL_SPLIT,
     LOCAL_NAMES,
     DIRECT_HELPER,
+    WHOLE_WORLD,
     POINT_TO_POINT,
     NONBLOCKING,
 )

@@ -37,7 +37,8 @@ class Traits:
         split_tests_size: a group as large as the world is split from it even when the world is not
             bound to a device, so perhaps not connected (2.3 to 2.5; pytorch#138781).
         point_to_point_splits: the first unbatched send or receive on a group that was split makes its
-            two-rank communicator by another split (2.3 to 2.5; pytorch#139013).  Compiled: by version.
+            two-rank communicator by another split (2.5; pytorch#139013; 2.4.1 was seen not to).  Compiled:
+            by version.
         local_names_differ: `use_local_synchronization` groups get a name from state that differs
             between ranks (2.6 on; pytorch#173608).
         device_picks_backend: `init_process_group(device_id=...)` without a backend takes only that
@@ -118,7 +119,7 @@ def probe(code_of: CodeOf, version: str) -> Traits:
             "_get_split_source is not told the requested backend",
         ),
         split_tests_size=by_version("split_tests_size", (2, 3) <= release < (2, 6), "2.3 to 2.5"),
-        point_to_point_splits=by_version("point_to_point_splits", (2, 3) <= release < (2, 6), "2.3 to 2.5"),
+        point_to_point_splits=by_version("point_to_point_splits", (2, 5) <= release < (2, 6), "2.5"),
         local_names_differ=by_code(
             "local_names_differ",
             bool(hashed & {"pg_names", "group_count"}),

@@ -288,9 +288,9 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._exchange(seat, "point to point", None, finish)
 
 
-# torch 2.3 to 2.5 make the communicator of a pair by splitting, as they make the group's own
+# torch 2.5 makes the communicator of a pair by splitting, as it makes the group's own
 # (https://github.com/pytorch/pytorch/issues/139013).
-_POINT_TO_POINT_SPLITS = (2, 3) <= tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6)
+_POINT_TO_POINT_SPLITS = torch.__version__.startswith("2.5.")
 
 
 def _reduction(operation: Any) -> Callable[[torch.Tensor], torch.Tensor]:

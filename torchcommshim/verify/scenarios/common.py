@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Iterable
 
 import torch
@@ -43,5 +44,11 @@ def check_sum(
 def finish() -> None:
     """Wait until every rank has said what it saw, then leave: with 1 if a sum was wrong here."""
     dist.barrier()
+    # The first ranks out must not end their communicators yet: torch 2.4 aborts them, and what they
+    # have still to send to the last ones is lost.
+    store = dist.distributed_c10d._get_default_store()
+    store.add("out of the barrier", 1)
+    while store.add("out of the barrier", 0) < dist.get_world_size():
+        time.sleep(0.01)
     dist.destroy_process_group()
     sys.exit(bool(_wrong))

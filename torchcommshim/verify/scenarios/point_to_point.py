@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A group of all ranks, then a send between two of them.
 
-torch 2.3 to 2.5: the group was split from the world, and the communicator that two of its ranks make
-for an unbatched send or receive is split from the world once more, without the other ranks.
+torch 2.5: the group was split from the world, and the communicator that two of its ranks make for an
+unbatched send or receive is split from the world once more, without the other ranks.
 https://github.com/pytorch/pytorch/issues/139013
 """
 
