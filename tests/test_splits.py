@@ -418,7 +418,7 @@ def sending(world):
 def test_sends_through_split(build, verdict, world):
     """On 2.5 the first unbatched send on a split group splits the world on two ranks only.
 
-    From 2.3 to 2.5 a group as large as the world is split even from a world that is not bound, once connected.
+    From 2.3 to 2.5 a group of the whole world is split even from one that is not bound, once connected.
     """
     assert play(sending(world), build).verdict == verdict
 
