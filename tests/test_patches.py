@@ -419,13 +419,12 @@ def test_strip_keeps_the_backend_that_the_device_stood_for(shim, helper_calls, m
     assert str(helper_calls[0]["backend"]) == ("undefined" if LATE else "recorder")
 
 
-def test_strip_leaves_nccl2(shim):
-    """A backend that needs a bound world keeps its device."""
-    if "nccl2" not in dist.Backend.backend_list:
-        creator = lambda options, _: Recorder(options)  # noqa: E731
-        dist.Backend.register_backend("nccl2", creator, extended_api=True, devices=["cuda"])
+def test_strip_leaves_nccl2(shim, monkeypatch):
+    """A backend that nccl2's creator makes, under whatever name, keeps its device: it needs one."""
+    creator = dist.Backend._plugins["RECORDER"].creator_fn
+    monkeypatch.setattr(c10d, "_create_nccl2_process_group", creator, raising=False)
     shim("strip")
-    with world(backend="nccl2") as group:
+    with world() as group:
         assert group.bound_device_id == DEVICE
 
 
@@ -570,14 +569,23 @@ def test_unknown_strategy_is_said_once(shim, capsys):
     assert (said.count("\n"), "auto, strip, split, observe, off" in said) == (1, True)
 
 
-def test_world_that_binds_itself(shim, monkeypatch):
-    """nccl2 binds its world whatever init is told; `nccl` may mean it."""
+def test_stripped_group_of_the_whole_world(shim, capsys):
+    """Under strip a group of all ranks is made, though no defect concerns it, and nothing is said of it."""
     shim("strip")
-    register = lambda: "1"  # noqa: E731 - 2.14's function names the value that switches nccl2 on
-    monkeypatch.setattr(c10d, "_register_builtin_nccl_backend", register, raising=False)
-    state = patches.TorchState(c10d)
-    expected = {"nccl": False, "gloo": False, "cpu:gloo,cuda:nccl": False, "cpu:gloo": False}
-    assert {name: state.binds_itself(name) for name in expected} == expected
+    with world(rank=0):
+        capsys.readouterr()
+        group = dist.new_group(backend="other")
 
-    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
-    assert {name for name in expected if state.binds_itself(name)} == {"nccl", "cpu:gloo,cuda:nccl"}
+        assert dist.get_process_group_ranks(group) == [0, 1, 2, 3]
+    assert capsys.readouterr().err == ""
+
+
+def test_reinstalling_beneath_another_wrapper(shim, monkeypatch):
+    """After uninstall and install, a wrapper of ours that somebody has wrapped stays switched off."""
+    shim()
+    ours = c10d.new_group
+    monkeypatch.setattr(c10d, "new_group", functools.partial(ours))
+    torchcommshim.uninstall()
+    shim()
+
+    assert ours._self_enabled() is False

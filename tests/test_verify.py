@@ -451,6 +451,8 @@ class TestBadInput:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            # As at a terminal; a job in the background ignores it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads
         )
         (folder,) = waited(lambda: list(tmp_path.glob("torchcommshim-verify-*")))
         waited(lambda: len(list(folder.glob("*.started"))) == 4)

@@ -22,7 +22,8 @@ def arm(loader: str = "torchcommshim.pth") -> None:
     """Wait for torch.  Called when the interpreter starts, perhaps twice (cpython#75723); never raises."""
     if _is_off():
         return
-    _armed_by.append(loader)
+    if loader not in _armed_by:
+        _armed_by.append(loader)
     if _tripwire not in sys.meta_path:
         sys.meta_path.insert(0, _tripwire)
 

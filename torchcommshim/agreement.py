@@ -5,10 +5,11 @@ A decision about a creation is only right if every rank takes it.  A shim on hal
 jobs that ran by luck before, so ranks of a world that was given a device_id compare what they are
 before it makes a group.
 
-Each rank posts a statement in the world's store before it connects, then adds one to a counter named
-by that statement.  Where making the world waits for all ranks, a rank that sees the counter full knows
-in one look that all agree; else it reads the posts and names who differs.  A rank that posted nothing
-is an error only once it must have posted: until then it may just be slow.
+Each rank posts a statement in the world's store before it connects, and adds one to two counters: of the
+ranks that posted this very statement, and of all that posted.  A rank that sees the first one full knows in
+one look that all agree.  Where the two differ, somebody else posted something else; then, and where the
+world has waited for all ranks and some are missing, a rank reads the posts and names who differs.  A rank
+that posted nothing is an error only once it must have posted: until then it may just be slow.
 """
 
 from __future__ import annotations
@@ -34,6 +35,29 @@ class AgreementError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Counter:
+    """Counts ranks in a store that may have served earlier worlds.
+
+    Attributes:
+        store, key: where it is.
+        before: its value before the first rank of this world.
+    """
+
+    store: Any
+    key: str
+    before: int
+
+    @classmethod
+    def join(cls, store: Any, key: str, size: int) -> Counter:
+        """Count this rank, of a world of `size` ranks."""
+        return cls(store, key, before=(store.add(key, 1) - 1) // size * size)
+
+    def ranks(self) -> int:
+        """How many ranks of this world have been counted so far."""
+        return int(self.store.add(self.key, 0)) - self.before
+
+
+@dataclass(frozen=True)
 class Post:
     """What one rank posted.
 
@@ -41,26 +65,25 @@ class Post:
         store: the world's store, under a prefix of ours.
         rank, size: of this rank, in the world.
         statement: what must be equal on all ranks.
-        counter: the key that counts the ranks that posted this statement.
-        target: the value of `counter` once all ranks have; a store may have served earlier worlds.
+        alike: counts the ranks that posted this statement.
+        all: counts the ranks that posted any.
     """
 
     store: Any
     rank: int
     size: int
     statement: Mapping[str, str]
-    counter: str
-    target: int
+    alike: Counter
+    all: Counter
 
 
 def post(store: Any, rank: int, size: int, statement: Mapping[str, str]) -> Post:
     """Post this rank's statement in `store` (a torch.distributed Store); returns at once."""
-    text = json.dumps({**statement, "host": socket.gethostname()}, sort_keys=True)
-    counter = "agree/" + hashlib.sha256(json.dumps(statement, sort_keys=True).encode()).hexdigest()[:16]
-    store.set(f"rank/{rank}", text)
-    # `add` is answered, `set` is not: once it returns, the post above has arrived as well.
-    order = store.add(counter, 1)
-    return Post(store, rank, size, dict(statement), counter, target=-(-order // size) * size)
+    store.set(f"rank/{rank}", json.dumps({**statement, "host": socket.gethostname()}))
+    # `add` is answered, `set` is not: once a rank is counted, its post has arrived as well.
+    digest = hashlib.sha256(json.dumps(statement, sort_keys=True).encode()).hexdigest()[:16]
+    alike = Counter.join(store, f"alike/{size}/{digest}", size)
+    return Post(store, rank, size, dict(statement), alike, Counter.join(store, f"all/{size}", size))
 
 
 def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
@@ -75,16 +98,18 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
         AgreementError: names each rank that differs, its host and both values.
     """
     start, pause, noticed = time.monotonic(), 0.02, False
-    while mine.store.add(mine.counter, 0) < mine.target:
-        differing, absent = _compare(mine)
+    while (alike := mine.alike.ranks()) < mine.size:
         waited = time.monotonic() - start
-        if differing or (absent and (connected or waited > timeout_s)):
-            raise AgreementError(_message(mine, differing, absent))
-        if not absent:
-            return
-        if waited > _FIRST_NOTICE_S and not noticed:
+        # Reading every post takes an operation a rank: not while all that has come is alike.
+        if connected or mine.all.ranks() != alike or waited > timeout_s:
+            differing, absent = _compare(mine)
+            if differing or (absent and (connected or waited > timeout_s)):
+                raise AgreementError(_message(mine, differing, absent))
+            if not absent:
+                return
+        if waited > _FIRST_NOTICE_S and not noticed and mine.rank == 0:
             noticed = True
-            say(f"rank {mine.rank} waits for the other ranks; not heard yet: {_listed(absent)}")
+            say(f"rank 0 waits for the other ranks; not heard yet: {_listed(_compare(mine)[1])}")
         time.sleep(pause)
         pause = min(2 * pause, _SLOWEST_POLL_S)
 
@@ -118,8 +143,9 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
     if absent:
         host = _host_beside(mine, absent[0])
         lines.append(
-            f"  rank {_listed(absent)}{f' on {host}' if host else ''}: posted nothing, so torchcommshim is "
-            f"missing or off there; rank {mine.rank} on {socket.gethostname()}: "
+            f"  rank {_listed(absent)}{f' on {host}' if host else ''}: posted nothing: torchcommshim or its "
+            "agreement is missing or off there, or it gave no device_id; "
+            f"rank {mine.rank} on {socket.gethostname()}: "
             + ", ".join(f"{name} {value!r}" for name, value in mine.statement.items())
         )
     lines.append(

@@ -167,7 +167,7 @@ NONBLOCKING = Defect(
     title="NCCL's non-blocking mode, on by default for a bound world, hangs at random",
     upstream=PYTORCH + "153960",
     present=lambda traits: traits.nonblocking_by_default,
-    strikes=lambda creation, traits: False,  # concerns the world: patches.py sets the switch before it exists
+    strikes=lambda creation, traits: False,  # concerns the world: worlds.py sets the switch before it exists
     splits=False,
 )
 

@@ -177,7 +177,7 @@ def as_text(findings: dict[str, Any]) -> str:
         f"python         {findings['python']['version']}  {findings['python']['executable']}",
         f"torch          {torch['version']}  {torch['folder']}" if torch else "torch          none",
         f"NCCL           {findings['nccl'] or 'none'}",
-        "armed by       " + (", ".join(dict.fromkeys(map(_armed, findings["armed_by"]))) or "nothing"),
+        "armed by       " + (", ".join(map(_armed, findings["armed_by"])) or "nothing"),
         f"sitecustomize  {site['wins'] or 'none'}{' (ours)' if site['ours_wins'] else ''}",
         f"strategy       {findings['strategy']['value']}  ({findings['strategy']['from']})",
         f"agreement      {findings['agreement']['value']}  ({findings['agreement']['from']})",

@@ -26,6 +26,6 @@ def sitecustomize_folder() -> Path:
 def with_shim(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` with the sitecustomize folder first on PYTHONPATH."""
     folder, existing = str(sitecustomize_folder()), environment.get("PYTHONPATH", "")
-    # An empty element of PYTHONPATH means the current directory, so none is added.
+    # An empty element of PYTHONPATH means the current directory, so the variable must not get one.
     elements = [folder, *(element for element in existing.split(os.pathsep) if element != folder)]
     return {**environment, "PYTHONPATH": os.pathsep.join(elements) if existing else folder}

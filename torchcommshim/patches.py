@@ -187,7 +187,8 @@ class Shim:
         source, plan = wrapped(*args, **kwargs), self.stack.plan
         if source is None or plan is None or plan.decision.remedy == NONE:
             return source
-        self._count(plan)
+        if plan.decision.defects:  # groups of a stripped world are kept apart, which is no repair
+            self._guarded(self._count, plan)
         return None if self.acts and plan.decision.remedy == INDEPENDENT else source
 
     def _begin_world(self, world: World, args: Args, kwargs: Kwargs) -> None:
@@ -334,7 +335,7 @@ def _patch(c10d: ModuleType, *, late: bool) -> None:
     replaced = []
     for name, wrapper in wrappers.items():
         original = getattr(c10d, name)
-        _patched[name] = Patched(original, wrapper, enabled=lambda: bool(_patched))
+        _patched[name] = Patched(original, wrapper, enabled=lambda: report.current() is current)
         setattr(c10d, name, _patched[name])
         replaced.append((original, _patched[name]))
     if late:

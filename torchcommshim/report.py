@@ -47,11 +47,11 @@ class Report:
             say(what)
 
     def failed(self, where: str, error: Exception) -> None:
-        """Note an error inside the shim; the original function runs.  One line a place."""
+        """Note an error inside the shim; torch goes on without it.  Each text is said once."""
         text = f"{where}: {error!r}"
         if text not in self.failures:
             self.failures.append(text)
-            say(f"failed in {text}; the original function is called")
+            say(f"failed in {text}; torch goes on without it")
 
     def _line(self, creation: Creation, decision: Decision) -> str:
         defect = decision.defects[0]

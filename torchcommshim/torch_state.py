@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -53,19 +52,18 @@ class TorchState:
         enabled = getattr(self.c10d, "_use_torchcomms_enabled", None)
         return bool(enabled and enabled())
 
-    def binds_itself(self, backend: object) -> bool:
-        """A world of this backend is bound to a device whether or not it was given one: nccl2 does so.
+    def is_nccl2(self, backend: object) -> bool:
+        """Is `backend` (a name, or None) nccl2 or nccl-lazy for CUDA, under whatever name it is registered?
 
-        `nccl` means nccl2 from 2.15 on, and in 2.14 by TORCH_DIST_USE_NCCL2=1.
+        2.15, where `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0, binds such a world to a device by itself;
+        the split of 2.14's nccl2 needs a bound world (pytorch#192276).
         """
-        name = self.backends(str(backend or "undefined")).get("cuda")
-        if name in ("nccl2", "nccl-lazy"):
-            return True
-        register = getattr(self.c10d, "_register_builtin_nccl_backend", None)
-        if register is None or name != "nccl":
-            return False
-        switch = os.environ.get("TORCH_DIST_USE_NCCL2")
-        return switch == "1" if "1" in register.__code__.co_consts else switch != "0"
+        name = self.backends(str(backend or "undefined")).get("cuda", "")
+        plugin = self.c10d.Backend._plugins.get(name.upper())
+        creators = ("_create_nccl2_process_group", "_create_nccl_lazy_process_group")
+        return plugin is not None and plugin.creator_fn in [
+            getattr(self.c10d, creator) for creator in creators if hasattr(self.c10d, creator)
+        ]
 
     def accelerator(self, index: int) -> Any:
         """The torch.device with that index, of this build's accelerator."""

@@ -68,7 +68,7 @@ class Traits:
     found: dict[str, str] = field(default_factory=dict, compare=False, hash=False)
 
     def digest(self) -> str:
-        """The traits that hold, as one comparable word: `late+size+...` is not parsed by anyone."""
+        """The names of the traits that hold, joined by `+`: for comparing and for people."""
         return "+".join(name for name, value in asdict(self).items() if value is True) or "none"
 
 

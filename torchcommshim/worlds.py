@@ -55,7 +55,7 @@ class Worlds:
         if self._settings.acts and type(device) is int and not self._traits.accepts_int_device:
             device = changes["device_id"] = self._state.accelerator(device)
         backend = self._init.get(args, kwargs, "backend")
-        if self._settings.strategy == "strip" and not self._state.binds_itself(backend):
+        if self._settings.strategy == "strip" and not self._state.is_nccl2(backend):
             world.stripped = True
             changes["device_id"] = None
             if backend is None and self._traits.device_picks_backend:
@@ -77,7 +77,7 @@ class Worlds:
         for warning in self._settings.warnings if speak else ():
             report.say(warning)
         backend = str(self._helper.get(args, kwargs, "backend")).lower()
-        if world.device is None and not self._state.binds_itself(backend):
+        if self._state.uses_torchcomms() or (world.device is None and not self._state.is_nccl2(backend)):
             return
         if world.stripped:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
@@ -89,7 +89,7 @@ class Worlds:
             world.post = agreement.post(prefixed, rank, size, self._statement())
 
     def keep_device(self, world: World) -> None:
-        """What a stripped device_id told torch besides the binding: the current device, the barrier's."""
+        """Set what a stripped device_id told torch besides the binding: the current and barrier's device."""
         device = self._state.torch.device(world.device)
         module = getattr(self._state.torch, device.type)
         backend = self._state.world_backends().get(device.type)
@@ -108,11 +108,15 @@ class Worlds:
         try:
             agreement.confirm(post, connected=self._waited_for_all(), timeout_s=world.timeout_s)
         except agreement.AgreementError as error:
-            if self._settings.agreement == "error":
-                raise
-            report.say(str(error))
-        except Exception as error:
-            self._report.failed("the agreement between ranks", error)
+            self._differ(error)
+        except Exception as error:  # the store is gone, likely with the rank that held it
+            why = f"comparing the ranks was cut off, perhaps since another rank has stopped: {error!r}"
+            self._differ(agreement.AgreementError(why))
+
+    def _differ(self, error: agreement.AgreementError) -> None:
+        if self._settings.agreement == "error":
+            raise error
+        report.say(str(error))
 
     def _statement(self) -> dict[str, str]:
         return {
@@ -132,7 +136,7 @@ class Worlds:
         if self._settings.acts and unwanted and NONBLOCKING_SWITCH not in os.environ:
             os.environ[NONBLOCKING_SWITCH] = "0"
             what = f"{NONBLOCKING_SWITCH}=0 is set: {NONBLOCKING.title} ({NONBLOCKING.upstream})"
-            self._report.repaired_world(NONBLOCKING.name, what, speak=speak)
+            self._report.repaired_world(NONBLOCKING.name, what, speak=speak and not world.stripped)
 
     def _waited_for_all(self) -> bool:
         """Making the world has waited for every rank: all have passed `begin`, or have no shim."""
@@ -140,7 +144,7 @@ class Worlds:
         if "gloo" in backends.values() and os.environ.get("TORCH_GLOO_LAZY_INIT", "0") in ("", "0"):
             return True
         # Whether nccl2 waits is not known, so there a rank that is not heard of counts as slow.
-        if self._state.binds_itself(self._state.world_backend):
+        if self._state.is_nccl2(self._state.world_backend):
             return False
         device = self._state.world.bound_device_id
         if device is None or backends.get(device.type) != "nccl" or self._state.who_splits(device) == NOBODY:

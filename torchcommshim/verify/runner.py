@@ -183,16 +183,17 @@ def _environment(strategy: str, simulate: bool) -> dict[str, str]:
 
 def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     """See to it that torchrun and all ranks are gone."""
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks before itself
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(10)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its ranks before itself
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+    if process.returncode == 0:
         return
     for path in folder.glob("*.pid"):  # torchrun starts ranks in sessions of their own
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(path.read_text()), signal.SIGKILL)
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
