@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, Creation
-from torchcommshim.defects import CATALOGUE
+from torchcommshim.defects import CATALOGUE, striking
 from torchcommshim.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, decide
 from torchcommshim.traits import Traits
 
@@ -109,7 +109,7 @@ def test_unbind(creation, expected):
 @pytest.mark.parametrize("defect", [defect for defect in CATALOGUE if defect.example], ids=lambda d: d.name)
 def test_example(defect):
     """Each defect breaks its own example on the builds that have it, and on no other."""
-    assert [defect.strikes(defect.example, build) for build in BUILDS] == [
+    assert [defect in striking(defect.example, build) for build in BUILDS] == [
         defect.present(build) for build in BUILDS
     ]
 

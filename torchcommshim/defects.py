@@ -25,7 +25,7 @@ class Defect:
         title: one sentence for people.
         upstream: where it is reported.
         present: does a build with these traits have it?
-        strikes: would it break this creation, on such a build?
+        strikes: would it break this creation, on a build where it is present?
         example: a creation that it breaks; None for the defect that concerns the world.
         splits: it concerns the split from the world; its remedy is to make the group without one.
     """
@@ -61,7 +61,7 @@ LATE_MEMBERS = Defect(
     title="non-members split the world at once, members only on first use",
     upstream=PYTORCH + "134314",
     present=lambda traits: traits.members_split_late,
-    strikes=lambda creation, traits: traits.members_split_late and creation.splits_by_color,
+    strikes=lambda creation, traits: creation.splits_by_color,
     example=_NCCL,
 )
 
@@ -71,8 +71,7 @@ OTHER_BACKEND = Defect(
     upstream=PYTORCH + "145376",
     present=lambda traits: traits.split_ignores_backend,
     strikes=lambda creation, traits: (
-        traits.split_ignores_backend
-        and creation.kind == COLLECTIVE
+        creation.kind == COLLECTIVE
         and creation.bound
         and creation.world_splits == ALL
         and not creation.same_backend
@@ -80,16 +79,15 @@ OTHER_BACKEND = Defect(
     example=replace(_NCCL, backend="gloo", device_backend="gloo"),
 )
 
+# From 2.5 on, where members split at creation, a group is handed the world's device, and gloo says that it
+# can be split.
 NO_DEVICE_BACKEND = Defect(
     name="no-device-backend",
     title="a group without a backend for the world's device (cpu:gloo) is bound to it and raises",
     upstream=PYTORCH + "145376",
     present=lambda traits: not traits.members_split_late,
     strikes=lambda creation, traits: (
-        not traits.members_split_late
-        and creation.kind in (COLLECTIVE, LOCAL)
-        and creation.bound
-        and creation.device_backend is None
+        creation.kind in (COLLECTIVE, LOCAL) and creation.bound and creation.device_backend is None
     ),
     example=replace(_NCCL, backend="cpu:gloo", device_backend=None),
 )
@@ -100,10 +98,7 @@ WORLD_CANNOT_SPLIT = Defect(
     upstream=PYTORCH + "145376",
     present=lambda traits: not traits.members_split_late,
     strikes=lambda creation, traits: (
-        not traits.members_split_late
-        and creation.kind == COLLECTIVE
-        and creation.bound
-        and creation.world_splits == MEMBERS
+        creation.kind == COLLECTIVE and creation.bound and creation.world_splits == MEMBERS
     ),
     example=replace(
         _NCCL, backend="gloo", device_backend="gloo", world_device_backend="gloo", world_splits=MEMBERS
@@ -124,7 +119,7 @@ LOCAL_NAMES = Defect(
     title="ranks give one use_local_synchronization group different names and wait for each other",
     upstream=PYTORCH + "173608",
     present=lambda traits: traits.local_names_differ,
-    strikes=lambda creation, traits: traits.local_names_differ and creation.kind == LOCAL,
+    strikes=lambda creation, traits: creation.kind == LOCAL,
     example=Creation(kind=LOCAL, ranks=(0, 1), backend="gloo", world_size=4),
     splits=False,
 )
@@ -144,8 +139,7 @@ WHOLE_WORLD = Defect(
     upstream=PYTORCH + "138781",
     present=lambda traits: traits.split_tests_size,
     strikes=lambda creation, traits: (
-        traits.split_tests_size
-        and creation.kind == COLLECTIVE
+        creation.kind == COLLECTIVE
         and creation.spans_world
         and creation.same_backend
         and creation.world_splits != NOBODY
@@ -158,7 +152,7 @@ POINT_TO_POINT = Defect(
     title="the first unbatched send or receive on a split group splits the world on two ranks only",
     upstream=PYTORCH + "139013",
     present=lambda traits: traits.point_to_point_splits,
-    strikes=lambda creation, traits: traits.point_to_point_splits and creation.splits_by_color,
+    strikes=lambda creation, traits: creation.splits_by_color,
     example=_NCCL,
 )
 
@@ -187,4 +181,6 @@ CATALOGUE = (
 
 def striking(creation: Creation, traits: Traits) -> tuple[Defect, ...]:
     """The defects that would break `creation` on a build with `traits`, in catalogue order."""
-    return tuple(defect for defect in CATALOGUE if defect.strikes(creation, traits))
+    return tuple(
+        defect for defect in CATALOGUE if defect.present(traits) and defect.strikes(creation, traits)
+    )
