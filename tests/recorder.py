@@ -58,7 +58,7 @@ class Recorder(dist.ProcessGroup):
     _shutdown = shutdown
 
 
-for _name in ("recorder", "other"):
+for _name in ("recorder", "other", "nccl-recorder"):
     dist.Backend.register_backend(
         _name, lambda options, _: Recorder(options), extended_api=True, devices=["cuda"]
     )

@@ -421,10 +421,10 @@ def test_strip_keeps_the_backend_that_the_device_stood_for(shim, helper_calls, m
 
 def test_strip_leaves_nccl2(shim, monkeypatch):
     """A backend that nccl2's creator makes, under whatever name, keeps its device: it needs one."""
-    creator = dist.Backend._plugins["RECORDER"].creator_fn
+    creator = dist.Backend._plugins["NCCL-RECORDER"].creator_fn
     monkeypatch.setattr(c10d, "_create_nccl2_process_group", creator, raising=False)
     shim("strip")
-    with world() as group:
+    with world(backend="nccl-recorder") as group:
         assert group.bound_device_id == DEVICE
 
 
@@ -502,14 +502,16 @@ def test_nothing_is_said_of_a_healthy_program(shim, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("part", ["_plan", "_begin_world", "_local_name"])
-def test_an_error_of_ours_leaves_the_original(bare, monkeypatch, capsys, part):
+@pytest.mark.parametrize(
+    ("owner", "part"), [(patches.Shim, "_plan"), (patches.Worlds, "begin"), (patches.Shim, "_local_name")]
+)
+def test_an_error_of_ours_leaves_the_original(bare, monkeypatch, capsys, owner, part):
     """An error in the shim is one line on stderr, and torch's function runs as it was called."""
 
     def broken(*_):
         raise LookupError("broken on purpose")
 
-    monkeypatch.setattr(patches.Shim, part, broken)
+    monkeypatch.setattr(owner, part, broken)
     monkeypatch.setenv("TORCHCOMMSHIM_AGREEMENT", "off")
     monkeypatch.setenv("TORCHCOMMSHIM", "auto")
     torchcommshim.install()
@@ -589,3 +591,58 @@ def test_reinstalling_beneath_another_wrapper(shim, monkeypatch):
     shim()
 
     assert ours._self_enabled() is False
+
+
+def test_reinstalling_while_a_world_lives(shim):
+    """A shim that is removed and installed again goes on counting the world's local groups where it was."""
+    shim()
+    with world(device_id=None):
+        dist.new_group([0, 1], use_local_synchronization=True)
+        torchcommshim.uninstall()
+        shim()
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+
+        assert dist.get_process_group_ranks(group) == [0, 1]
+
+
+def test_one_line_for_many_worlds(shim, capsys):
+    """A job that destroys and makes its world again hears of strip once, and of a wrong variable once."""
+    os.environ["TORCHCOMMSHIM_STRATEGY"] = "strip"
+    try:
+        shim("strip")
+        for _ in range(3):
+            with world(rank=0):
+                pass
+    finally:
+        del os.environ["TORCHCOMMSHIM_STRATEGY"]
+    said = capsys.readouterr().err
+
+    assert (said.count("without its device_id"), said.count("not a variable of torchcommshim")) == (1, 1)
+
+
+def test_dry_run_compares_nothing(shim, monkeypatch):
+    """One process that poses as a rank of a large world, over a backend of its own, waits for nobody."""
+    shim()
+    monkeypatch.setenv("TORCHCOMMSHIM_AGREEMENT", "error")
+    torchcommshim.uninstall()
+    torchcommshim.install()
+    store = dist.HashStore()
+    with world(size=64, store=store):
+        assert not store.check(["torchcommshim/rank/0"])
+
+
+@pytest.mark.parametrize("device_id", [torch.device("cuda"), "cuda:0", True], ids=["no index", "str", "bool"])
+def test_wrong_device_id_under_strip(shim, device_id):
+    """What torch would not take for a device_id is not dropped: torch raises as it does without the shim."""
+    shim("strip")
+    with pytest.raises((ValueError, TypeError, AttributeError)), world(device_id=device_id):
+        pass
+
+
+def test_missing_stderr(monkeypatch):
+    """A process without stderr can be told nothing, and goes on."""
+    monkeypatch.setattr(torchcommshim, "_failures", [])
+    monkeypatch.setattr(sys, "stderr", None)
+    torchcommshim._inactive(ImportError("no wrapt"))
+
+    assert torchcommshim._failures == ["inactive: ImportError('no wrapt')"]

@@ -16,6 +16,7 @@ __all__ = ["__version__", "arm", "install", "status", "uninstall"]
 _OFF = ("off", "0", "false", "f", "no", "n")
 
 _armed_by: "list[str]" = []
+_failures: "list[str]" = []  # why nothing could be patched
 
 
 def arm(loader: str = "torchcommshim.pth") -> None:
@@ -84,10 +85,19 @@ class _Tripwire:
 
             self.tripped = patches.wait_for_torch()
         except Exception as error:  # a missing or broken wrapt must not break `import torch`
-            sys.stderr.write(f"torchcommshim: inactive, torch is left as it is: {error!r}\n")
+            _inactive(error)
 
 
 _tripwire = _Tripwire()
+
+
+def _inactive(error: Exception) -> None:
+    """Note, and say, why torch is left as it is; stderr may be missing or closed."""
+    _failures.append(f"inactive: {error!r}")
+    try:  # noqa: SIM105 - contextlib would be one more import at every start
+        sys.stderr.write(f"torchcommshim {__version__}: inactive, torch is left as it is: {error!r}\n")
+    except Exception:
+        pass
 
 
 def _is_off() -> bool:

@@ -157,7 +157,8 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
 
 def _host_beside(mine: Post, rank: int) -> str | None:
     """The host of a rank that posted nothing, where torchrun puts it beside one that did."""
-    per_node = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    per_node = int(text) if text.isdigit() else 0
     if not per_node:
         return None
     first = rank - rank % per_node

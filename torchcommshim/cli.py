@@ -36,7 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     locating.set_defaults(action=_path)
 
     chosen = parser.parse_args(arguments)
-    return int(chosen.action(chosen))
+    try:
+        code = int(chosen.action(chosen))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head`: nobody reads on, which is no error of ours to report
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"torchcommshim {chosen.command}: {error}\n")
+        return 1
+    return code
 
 
 def _run(chosen: argparse.Namespace) -> int:

@@ -45,8 +45,7 @@ def examine() -> dict[str, Any]:
     torch = sys.modules.get("torch") if c10d else None
     version = str(torch.__version__) if torch else None
     # In a process that is not patched the functions are torch's own, in a patched one probe looks beneath.
-    traits = probe(code_of_module(c10d), version) if c10d and version else Traits(missing=(torch_error,))
-    current = report.current()
+    traits = _probe(c10d, version) if c10d and version else Traits(missing=(torch_error,))
     findings: dict[str, Any] = {
         "torchcommshim": {"version": torchcommshim.__version__, "folder": str(Path(__file__).parent)},
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -63,7 +62,7 @@ def examine() -> dict[str, Any]:
         "standing_aside": list(traits.missing),
         "defects": [_defect(defect, traits, variables.strategy) for defect in defects.CATALOGUE],
         "warnings": list(variables.warnings),
-        "failures": list(current.failures) if current else [],
+        "failures": report.status()["failures"],
     }
     findings["problems"] = _problems(findings)
     return findings
@@ -79,6 +78,13 @@ def _import_c10d() -> tuple[Any, str]:
         )
     except Exception as error:  # a broken torch is a finding, not the end of the examination
         return None, f"torch cannot be imported: {error!r}"
+
+
+def _probe(c10d: Any, version: str) -> Traits:
+    try:
+        return probe(code_of_module(c10d), version)
+    except ImportError as error:  # packaging is missing
+        return Traits(missing=(f"this torch cannot be examined: {error}",))
 
 
 def _file_of(loader: str) -> str | None:
@@ -160,9 +166,9 @@ def _problems(findings: dict[str, Any]) -> list[str]:
             "nothing has armed the shim in this Python: is torchcommshim.pth in its site-packages? "
             "Or start with `torchcommshim run --`, or put `torchcommshim path` on PYTHONPATH"
         )
-    elif not problems:
+    elif not problems and not findings["failures"]:
         problems += [
-            f"{name} is not wrapped: replaced by {', '.join(entry['chain'])}"
+            f"{name} is not wrapped: it is {', around '.join(entry['chain'])}"
             for name, entry in findings["wrapped"].items()
             if not entry["in_place"]
         ]

@@ -21,14 +21,16 @@ import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping, TypeVar
+from weakref import WeakKeyDictionary
 
 import wrapt
 
+import torchcommshim
 from torchcommshim import report, settings
 from torchcommshim.agreement import PREFIX
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD, CallForm, Creation
@@ -113,6 +115,28 @@ class Stack(threading.local):
             self._frames.pop()
 
 
+@dataclass
+class Memory:
+    """What is kept of a world as long as it lives.
+
+    Attributes:
+        stripped: the shim dropped its device_id.
+        local_creations: how often exactly these ranks have made a local-synchronization group.
+    """
+
+    stripped: bool = False
+    local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+
+# By world, not by process: ranks may be threads (torch's MultiThreadedTestCase), and a shim that is removed
+# and installed again finds the same groups.
+_memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
+
+
+def _memory(world: Any) -> Memory:
+    return _memories.setdefault(world, Memory())
+
+
 class Shim:
     """The wrappers and their common state, for one loaded `torch.distributed.distributed_c10d`."""
 
@@ -124,9 +148,6 @@ class Shim:
         self.forms = {name: CallForm(getattr(c10d, name)) for name in WRAPPED}
         self.worlds = Worlds(self.state, self.forms, current)
         self.stack = Stack()
-        # Of the present world:
-        self.stripped = False
-        self.local_creations: Counter[tuple[int, ...]] = Counter()
 
     def wrappers(self) -> dict[str, Callable[..., Any]]:
         """The wrapper of each function, in wrapt's form `(wrapped, instance, args, kwargs)`."""
@@ -144,6 +165,7 @@ class Shim:
         with self.stack.inside(Mark(WORLD, world)):
             result = wrapped(*world.args, **world.kwargs)
         if world.stripped:
+            self._guarded(self._note_stripped)
             self._guarded(self.worlds.keep_device, world)
         if world.post is not None:
             self.worlds.confirm(world, world.post)
@@ -172,7 +194,7 @@ class Shim:
         mark.used = True
         plan = None
         if mark.world is not None:
-            self._guarded(self._begin_world, mark.world, args, kwargs)
+            self._guarded(self.worlds.begin, mark.world, args, kwargs)
         else:
             plan = self._guarded(self._plan, mark.kind, args, kwargs)
         with self.stack.inside(plan):
@@ -191,13 +213,13 @@ class Shim:
             self._guarded(self._count, plan)
         return None if self.acts and plan.decision.remedy == INDEPENDENT else source
 
-    def _begin_world(self, world: World, args: Args, kwargs: Kwargs) -> None:
-        self.stripped = world.stripped
-        self.local_creations.clear()
-        self.worlds.begin(world, args, kwargs)
+    def _note_stripped(self) -> None:
+        _memory(self.state.world).stripped = True
 
     def _plan(self, kind: str, args: Args, kwargs: Kwargs) -> Plan | None:
         if not self.state.c10d.is_initialized() or self.state.uses_torchcomms():
+            return None
+        if self._is_harmless(kind):
             return None
         creation = self._describe(kind, args, kwargs)
         decision = decide(creation, self.traits, self.report.settings.strategy)
@@ -212,6 +234,16 @@ class Shim:
             plan.args, plan.kwargs = helper.replace(args, kwargs, **self._changes(plan))
         return plan
 
+    def _is_harmless(self, kind: str) -> bool:
+        """Nothing is known to break any such creation: spare healthy worlds the look at it."""
+        world = self.state.world
+        return (
+            kind != LOCAL
+            and world.bound_device_id is None
+            and not self.traits.split_tests_size
+            and not _memory(world).stripped
+        )
+
     def _describe(self, kind: str, args: Args, kwargs: Kwargs) -> Creation:
         helper, world = self.forms["_new_process_group_helper"], self.state.world
         ranks = helper.get(args, kwargs, "global_ranks_in_group")
@@ -225,7 +257,7 @@ class Shim:
             backend=backend,
             world_size=world.size(),
             bound=device is not None,
-            stripped=self.stripped,
+            stripped=_memory(world).stripped,
             device_backend=self.state.backends(backend).get(device_type),
             world_device_backend=self.state.world_backends().get(device_type),
             world_splits=self.state.who_splits(device or device_type),
@@ -257,8 +289,9 @@ class Shim:
         leaves `group_count` alone, which 2.14 and later advance on members only.
         """
         ranks = tuple(map(int, self.forms["_process_group_name"].get(args, kwargs, "ranks")))
-        self.local_creations[ranks] += 1
-        return f"local_{_digest(ranks)}_{self.local_creations[ranks]}"
+        made = _memory(self.state.world).local_creations
+        made[ranks] += 1
+        return f"local_{_digest(ranks)}_{made[ranks]}"
 
     def _forget_split_source(self, result: Any) -> None:
         """Once connected, a group needs its parent no more; sends and receives would split it again."""
@@ -316,7 +349,7 @@ def _on_import(c10d: ModuleType, *, late: bool) -> None:
     try:
         _patch(c10d, late=late)
     except Exception as error:  # an error in an import hook would make `import torch` fail
-        report.say(f"inactive, torch is left as it is: {error!r}")
+        torchcommshim._inactive(error)
 
 
 def _patch(c10d: ModuleType, *, late: bool) -> None:

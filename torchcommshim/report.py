@@ -32,6 +32,7 @@ class Report:
         self.repairs: Counter[str] = Counter()
         self.failures: list[str] = []
         self._has_spoken = False
+        self._has_warned = False
 
     def repaired(self, creation: Creation, decision: Decision, *, speak: bool) -> None:
         """Count a repair; say so if it is this process's first and `speak`."""
@@ -41,17 +42,22 @@ class Report:
             say(self._line(creation, decision))
 
     def repaired_world(self, name: str, what: str, *, speak: bool) -> None:
-        """Count, under `name`, what was done to the world itself; say it if `speak`."""
+        """Count, under `name`, what was done to a world; say it, the first time, if `speak`."""
         self.repairs[name] += 1
-        if speak:
+        if speak and self.repairs[name] == 1:
             say(what)
 
+    def warn(self) -> None:
+        """Say, once, which settings were not understood."""
+        for warning in () if self._has_warned else self.settings.warnings:
+            say(warning)
+        self._has_warned = True
+
     def failed(self, where: str, error: Exception) -> None:
-        """Note an error inside the shim; torch goes on without it.  Each text is said once."""
-        text = f"{where}: {error!r}"
-        if text not in self.failures:
-            self.failures.append(text)
-            say(f"failed in {text}; torch goes on without it")
+        """Note an error inside the shim; torch goes on without it.  One line a place."""
+        if not any(failure.startswith(f"{where}: ") for failure in self.failures):
+            self.failures.append(f"{where}: {error!r}")
+            say(f"failed in {where}: {error!r}; torch goes on without it")
 
     def _line(self, creation: Creation, decision: Decision) -> str:
         defect = decision.defects[0]
@@ -93,7 +99,7 @@ def status() -> dict[str, object]:
         "traits": report.traits.digest() if report else None,
         "standing_aside": list(report.traits.missing) if report else [],
         "repairs": dict(report.repairs) if report else {},
-        "failures": list(report.failures) if report else [],
+        "failures": torchcommshim._failures + (report.failures if report else []),
     }
 
 

@@ -58,6 +58,8 @@ class TorchState:
         2.15, where `nccl` is nccl2 unless TORCH_DIST_USE_NCCL2=0, binds such a world to a device by itself;
         the split of 2.14's nccl2 needs a bound world (pytorch#192276).
         """
+        if backend is not None and "nccl" not in str(backend) and "undefined" not in str(backend):
+            return False
         name = self.backends(str(backend or "undefined")).get("cuda", "")
         plugin = self.c10d.Backend._plugins.get(name.upper())
         creators = ("_create_nccl2_process_group", "_create_nccl_lazy_process_group")

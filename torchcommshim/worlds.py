@@ -13,6 +13,9 @@ from torchcommshim.creations import NOBODY, CallForm
 from torchcommshim.defects import NONBLOCKING
 from torchcommshim.torch_state import TorchState
 
+# The backends of torch's own that connect processes; mpi has no store to compare in.
+_REAL = frozenset(("nccl", "nccl2", "nccl-lazy", "nccl-legacy", "gloo", "xccl", "ucc"))
+
 NONBLOCKING_SWITCH = "TORCH_NCCL_USE_COMM_NONBLOCKING"
 
 
@@ -49,7 +52,7 @@ class Worlds:
         """Decide on a call of `init_process_group`, before it is made."""
         world = World(args, kwargs)
         device = self._init.get(args, kwargs, "device_id")
-        if device is None or self._state.uses_torchcomms():
+        if not self._is_valid(device) or self._state.uses_torchcomms():
             return world
         changes: dict[str, Any] = {}
         if self._settings.acts and type(device) is int and not self._traits.accepts_int_device:
@@ -74,8 +77,8 @@ class Worlds:
             self._helper.get(args, kwargs, name) for name in ("group_size", "group_rank", "store", "timeout")
         )
         speak = rank == 0
-        for warning in self._settings.warnings if speak else ():
-            report.say(warning)
+        if speak:
+            self._report.warn()
         backend = str(self._helper.get(args, kwargs, "backend")).lower()
         if self._state.uses_torchcomms() or (world.device is None and not self._state.is_nccl2(backend)):
             return
@@ -83,7 +86,7 @@ class Worlds:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
             self._report.repaired_world("strip", what, speak=speak)
         self._avoid_nonblocking(world, speak=speak)
-        if size > 1 and backend not in ("fake", "mpi") and self._settings.agreement != "off":
+        if size > 1 and self._is_shared(backend) and self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
             world.post = agreement.post(prefixed, rank, size, self._statement())
@@ -112,6 +115,17 @@ class Worlds:
         except Exception as error:  # the store is gone, likely with the rank that held it
             why = f"comparing the ranks was cut off, perhaps since another rank has stopped: {error!r}"
             self._differ(agreement.AgreementError(why))
+
+    def _is_valid(self, device: object) -> bool:
+        """Would torch take it for a device_id?  If not, torch is to say so."""
+        if type(device) is int:
+            return True
+        return isinstance(device, self._state.torch.device) and device.index is not None
+
+    def _is_shared(self, backend: str) -> bool:
+        """Other processes are on the other side: not so in a dry run, over a backend of its own or a fake."""
+        names = self._state.backends(backend).values()
+        return "fake" not in names and not _REAL.isdisjoint(names)
 
     def _differ(self, error: agreement.AgreementError) -> None:
         if self._settings.agreement == "error":

@@ -79,8 +79,7 @@ def main(chosen: argparse.Namespace) -> int:
     try:
         scenarios, strategies = _scenarios(chosen), _strategies(chosen)
         _check_ports(chosen)
-        if chosen.output and not chosen.output.parent.is_dir():
-            raise BadUsage(f"--output {chosen.output}: there is no folder {chosen.output.parent}")
+        _check_output(chosen.output)
         machine = look(chosen.simulate)
         if not chosen.json:
             print(table.first_line(machine, chosen.nproc), flush=True)
@@ -148,6 +147,16 @@ def _check_ports(chosen: argparse.Namespace) -> None:
             raise BadUsage(f"port {port} is out of range")
         if port is not None and not free(port):
             raise BadUsage(f"port {port} is taken; choose another, or leave --port out to have one found")
+
+
+def _check_output(file: Path | None) -> None:
+    """The runs take minutes: what would be lost after them is refused before."""
+    if file is None:
+        return
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise BadUsage(f"--output {file}: {error.strerror}") from error
 
 
 def _run_all(

@@ -43,7 +43,7 @@ def main() -> None:
     import torch
     import torch.distributed
 
-    if os.environ["TORCHCOMMSHIM"] != "off" and not torchcommshim.status()["armed_by"]:
+    if os.environ["TORCHCOMMSHIM"] != "off" and not torchcommshim.status()["patched"]:
         (arguments.folder / f"{rank}.error").write_text("the shim is not armed in this process")
         sys.exit(1)
     if arguments.simulate:

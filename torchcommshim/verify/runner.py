@@ -166,8 +166,12 @@ class Runner:
         return ""
 
 
+# The shim's own switches, and torchrun's options (Kubeflow sets some for the job that it starts).
+_FOREIGN = ("TORCHCOMMSHIM", "PET_")
+
+
 def _environment(strategy: str, simulate: bool) -> dict[str, str]:
-    values = {name: value for name, value in os.environ.items() if not name.startswith("TORCHCOMMSHIM")}
+    values = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     values["TORCHCOMMSHIM"] = strategy
     values["OMP_NUM_THREADS"] = "1"
     values["PYTHONUNBUFFERED"] = "1"
