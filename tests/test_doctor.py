@@ -193,3 +193,20 @@ def test_with_shim(before, expected):
     values = environment.with_shim({**clean_environment(), "PYTHONPATH": before.format(ours=ours)})
 
     assert values["PYTHONPATH"].split(":") == [element.format(ours=ours) for element in expected]
+
+
+@pytest.mark.once
+def test_reader_that_goes_away(installed):
+    """A reader that closes the pipe (`| head`) ends a command quietly."""
+    script = f"{installed.python} -m torchcommshim path | true; exit ${{PIPESTATUS[0]}}"
+    done = run("bash", "-c", script, check=False)
+
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.once
+def test_full_disk(installed):
+    """Output that cannot be written is one line, and an exit code."""
+    done = run("bash", "-c", f"{installed.python} -m torchcommshim path > /dev/full", check=False)
+
+    assert (done.returncode, done.stderr) == (1, "torchcommshim path: [Errno 28] No space left on device\n")

@@ -407,7 +407,7 @@ class TestBadInput:
             (["--nproc", "2"], ["--nproc 2", "device_mesh needs 4"]),
             (["--nproc", "0"], ["must be more than 0"]),
             (["--port", "70000"], ["port 70000"]),
-            (["--output", "/nowhere/out.json"], ["/nowhere/out.json", "no folder /nowhere"]),
+            (["--output", "/nowhere/out.json"], ["/nowhere/out.json", "No such file or directory"]),
         ],
     )
     def test_usage(self, arguments, named):
