@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import ARMED_BY, PTH, ROOT, Venv, interpreters, make_venv, run
 
+import torchcommshim
+
 pytestmark = pytest.mark.once
 
 FINDERS = "[type(finder).__name__ for finder in sys.meta_path].count('_Tripwire')"
@@ -132,7 +134,8 @@ def test_hook_that_raises(installed, tmp_path):
 
     assert imported.stdout == "imported\n"
     assert imported.stderr == (
-        "torchcommshim: inactive, torch is left as it is: RuntimeError('broken wrapt')\n"
+        f"torchcommshim {torchcommshim.__version__}: inactive, torch is left as it is: "
+        "RuntimeError('broken wrapt')\n"
     )
 
 

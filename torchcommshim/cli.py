@@ -39,11 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = int(chosen.action(chosen))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head`: nobody reads on, which is no error of ours to report
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except OSError as error:
-        sys.stderr.write(f"torchcommshim {chosen.command}: {error}\n")
+        if not isinstance(error, BrokenPipeError):  # `| head`: that nobody reads on is no error to report
+            sys.stderr.write(f"torchcommshim {chosen.command}: {error}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end would fail again
         return 1
     return code
 

@@ -23,6 +23,7 @@ import socket
 import sys
 import uuid
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import torch
@@ -47,7 +48,8 @@ def install(address: str, devices: int) -> None:
         module.ProcessGroupNCCL = SimulatedNCCL
         module.is_nccl_available = lambda: True
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)  # None in a build without NCCL
-    if "_create_nccl_process_group" in vars(c10d):  # torch 2.15 on: backends are made through a registry
+    if "_create_nccl_process_group" in vars(c10d):  # torch 2.14 on: backends are made through a registry
+        c10d._DistributedBackendOptions = SimpleNamespace  # the C++ one takes no group to split from
         c10d._FR_SELF_RECORDING_BACKENDS.add("nccl")  # else a recorder asks C++ for the group's name
         c10d.Backend.register_backend(
             "nccl",
