@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ import torch
 from conftest import clean_environment
 
 from torchcommshim.verify import catalogue
-from torchcommshim.verify.runner import Runner, free
+from torchcommshim.verify.runner import Runner
 from torchcommshim.verify.verdicts import Verdict
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
@@ -36,18 +35,8 @@ rank, size = start()
 
 @cache
 def document() -> dict[str, Any]:
-    """The JSON document of all scenarios without the shim and with `auto`, on a given port."""
-    first = 20000 + os.getpid() % 10000  # below the ports that the kernel gives out
-    port = next(port for port in range(first, 32000) if free(port) and free(port + 1))
-    command = [
-        sys.executable,
-        "-m",
-        "torchcommshim.verify",
-        "--simulate",
-        "--json",
-        "--jobs=2",
-        f"--port={port}",
-    ]
+    """The JSON document of all scenarios without the shim and with `auto`."""
+    command = [sys.executable, "-m", "torchcommshim.verify", "--simulate", "--json", "--jobs=2"]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)

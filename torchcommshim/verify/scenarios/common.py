@@ -46,9 +46,15 @@ def finish() -> None:
     dist.barrier()
     # The first ranks out must not end their communicators yet: torch 2.4 aborts them, and what they
     # have still to send to the last ones is lost.
-    store = dist.distributed_c10d._get_default_store()
-    store.add("out of the barrier", 1)
-    while store.add("out of the barrier", 0) < dist.get_world_size():
-        time.sleep(0.01)
+    _count("out of the barrier", wait=True)
+    _count("leaving", wait=dist.get_rank() == 0)  # rank 0 may hold the store, so it goes last
     dist.destroy_process_group()
     sys.exit(bool(_wrong))
+
+
+def _count(step: str, wait: bool) -> None:
+    """Count this rank at `step`; with `wait`, return when all are."""
+    store = dist.distributed_c10d._get_default_store()
+    store.add(step, 1)
+    while wait and store.add(step, 0) < dist.get_world_size():
+        time.sleep(0.01)
