@@ -217,9 +217,7 @@ class Shim:
         _memory(self.state.world).stripped = True
 
     def _plan(self, kind: str, args: Args, kwargs: Kwargs) -> Plan | None:
-        if not self.state.c10d.is_initialized() or self.state.uses_torchcomms():
-            return None
-        if self._is_harmless(kind):
+        if not self.state.c10d.is_initialized() or self.state.uses_torchcomms() or self._is_harmless(kind):
             return None
         creation = self._describe(kind, args, kwargs)
         decision = decide(creation, self.traits, self.report.settings.strategy)

@@ -96,7 +96,7 @@ class Worlds:
         device = self._state.torch.device(world.device)
         module = getattr(self._state.torch, device.type)
         backend = self._state.world_backends().get(device.type)
-        if device.index is None or backend in (None, "gloo", "mpi") or not module.is_available():
+        if backend in (None, "gloo", "mpi") or not module.is_available():
             return
         module.set_device(device)
         if self._traits.barrier_asks_backend and backend == "nccl":
