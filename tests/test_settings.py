@@ -16,8 +16,10 @@ pytestmark = pytest.mark.once
 
 
 def test_defaults():
-    """An empty environment means auto and error."""
-    assert settings.read({}) == Settings(strategy="auto", agreement="error", warnings=())
+    """An empty environment means auto and error, no check, no trace, and a hang report after 120 s."""
+    assert settings.read({}) == Settings(
+        strategy="auto", agreement="error", check_order=False, hang_report_s=120.0, trace="", warnings=()
+    )
 
 
 @pytest.mark.parametrize("strategy", settings.STRATEGIES)
@@ -44,6 +46,40 @@ def test_words_for_false(word):
     environment = {"TORCHCOMMSHIM": word, "TORCHCOMMSHIM_AGREEMENT": word}
 
     assert settings.read(environment) == Settings(strategy="off", agreement="off")
+
+
+@pytest.mark.parametrize("word", settings.ON)
+def test_check_order_on(word):
+    """The usual words for true turn the check of the order on; it is off otherwise."""
+    assert settings.read({"TORCHCOMMSHIM_CHECK_ORDER": word}) == Settings(check_order=True)
+
+
+@pytest.mark.parametrize("word", settings.OFF)
+def test_words_for_false_among_the_watchers(word):
+    """The usual words for false turn the check and the hang report off."""
+    environment = {"TORCHCOMMSHIM_CHECK_ORDER": word, "TORCHCOMMSHIM_HANG_REPORT_S": word}
+
+    assert settings.read(environment) == Settings(check_order=False, hang_report_s=0.0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30", 30.0), (" 0.5 ", 0.5), ("1e3", 1000.0), ("", 120.0)])
+def test_hang_report_seconds(text, seconds):
+    """TORCHCOMMSHIM_HANG_REPORT_S is a number of seconds."""
+    assert settings.read({"TORCHCOMMSHIM_HANG_REPORT_S": text}) == Settings(hang_report_s=seconds)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon", "30s"])
+def test_hang_report_nonsense(text):
+    """Anything else costs one warning, and the default is kept."""
+    read = settings.read({"TORCHCOMMSHIM_HANG_REPORT_S": text})
+    warning = f"TORCHCOMMSHIM_HANG_REPORT_S={text!r} is not known; accepted: seconds, 0 for never. Using 120."
+
+    assert read == Settings(warnings=(warning,))
+
+
+def test_trace_folder():
+    """TORCHCOMMSHIM_TRACE is a folder, spelled as the user spelled it."""
+    assert settings.read({"TORCHCOMMSHIM_TRACE": " Traces/of job "}) == Settings(trace="Traces/of job")
 
 
 @pytest.mark.parametrize("value", ["", "   "])
@@ -88,7 +124,7 @@ def test_one_mistake_does_not_cost_the_other_setting():
 def test_unknown_variables():
     """Variables that look like ours get one warning each, in order; others none."""
     environment = {"TORCHCOMMSHIM_STRATEGY": "strip", "TORCHCOMMSHIMS": "1", "TORCH_COMM": "1", "PATH": "/"}
-    accepted = "accepted: TORCHCOMMSHIM, TORCHCOMMSHIM_AGREEMENT. It is ignored."
+    accepted = f"accepted: {', '.join(settings.VARIABLES)}. It is ignored."
 
     assert settings.unknown(environment) == ["TORCHCOMMSHIMS", "TORCHCOMMSHIM_STRATEGY"]
     assert settings.read(environment).warnings == (
@@ -127,10 +163,13 @@ def test_start_up_reads_the_master_switch_alike(value, monkeypatch):
 
 
 def test_readme_lists_every_value():
-    """The README's table of switches has each variable with exactly the values that are accepted."""
+    """The README's table of switches has each variable, with exactly the values that are accepted."""
     rows = dict(
         re.findall(r"^\| `(TORCHCOMMSHIM\w*)` \| ([^|]*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     )
-    listed = {name: tuple(re.findall(r"`(\w+)`", values)) for name, values in rows.items()}
+    words = {name: tuple(re.findall(r"`(\w+)`", values)) for name, values in rows.items()}
 
-    assert listed == {"TORCHCOMMSHIM": settings.STRATEGIES, "TORCHCOMMSHIM_AGREEMENT": settings.AGREEMENTS}
+    assert tuple(words) == settings.VARIABLES
+    assert words["TORCHCOMMSHIM"] == settings.STRATEGIES
+    assert words["TORCHCOMMSHIM_AGREEMENT"] == settings.AGREEMENTS
+    assert words["TORCHCOMMSHIM_CHECK_ORDER"] == ("on", "off")

@@ -20,10 +20,11 @@ import os
 import sys
 import threading
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import count
 from types import ModuleType
 from typing import Any, Callable, Iterator, Mapping, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,6 +34,7 @@ import wrapt
 import torchcommshim
 from torchcommshim import report, settings
 from torchcommshim.agreement import PREFIX
+from torchcommshim.calls import Call, Observer, observed, site
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD, CallForm, Creation
 from torchcommshim.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
 from torchcommshim.torch_state import TorchState
@@ -122,10 +124,14 @@ class Memory:
     Attributes:
         stripped: the shim dropped its device_id.
         local_creations: how often exactly these ranks have made a local-synchronization group.
+        shared: there are other processes; None until it is asked for.
+        numbers: of the creations on this rank; the world's own is 0.
     """
 
     stripped: bool = False
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    shared: bool | None = None
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 # By world, not by process: ranks may be threads (torch's MultiThreadedTestCase), and a shim that is removed
@@ -148,6 +154,7 @@ class Shim:
         self.forms = {name: CallForm(getattr(c10d, name)) for name in WRAPPED}
         self.worlds = Worlds(self.state, self.forms, current)
         self.stack = Stack()
+        self.observers = _observers(current, self.state)
 
     def wrappers(self) -> dict[str, Callable[..., Any]]:
         """The wrapper of each function, in wrapt's form `(wrapped, instance, args, kwargs)`."""
@@ -197,13 +204,39 @@ class Shim:
             self._guarded(self.worlds.begin, mark.world, args, kwargs)
         else:
             plan = self._guarded(self._plan, mark.kind, args, kwargs)
-        with self.stack.inside(plan):
-            if plan is None:
-                return wrapped(*args, **kwargs)
-            result = wrapped(*plan.args, **plan.kwargs)
-        if self.acts and plan.decision.remedy == SPLIT_NOW:
+        if plan is not None:
+            args, kwargs = plan.args, plan.kwargs
+        with self.stack.inside(plan), self._observed(mark.kind, args, kwargs):
+            result = wrapped(*args, **kwargs)
+        if plan is not None and self.acts and plan.decision.remedy == SPLIT_NOW:
             self._guarded(self._forget_split_source, result)
         return result
+
+    def _observed(self, kind: str, args: Args, kwargs: Kwargs) -> AbstractContextManager[None]:
+        """Tell the observers of this call of the helper; the guard is theirs, since some may raise."""
+        described = self._guarded(self._call, kind, args, kwargs) if self.observers else None
+        return observed(self.observers, *described) if described else nullcontext()
+
+    def _call(self, kind: str, args: Args, kwargs: Kwargs) -> tuple[Call, Any] | None:
+        """This call of the helper, and the world's store."""
+        is_world = kind == WORLD
+        if self.state.uses_torchcomms() or not (is_world or self.state.c10d.is_initialized()):
+            return None
+        get = partial(self.forms["_new_process_group_helper"].get, args, kwargs)
+        backend = str(get("backend")).lower()
+        if is_world:
+            number, rank, size, store = 0, get("group_rank"), get("group_size"), get("store")
+            ranks: Any = range(size)
+            shared = self.worlds.is_shared(backend)
+        else:
+            world = self.state.world
+            memory = _memory(world)
+            if memory.shared is None:
+                memory.shared = self.worlds.is_shared(self.state.world_backend)
+            number, rank, size, store = next(memory.numbers), world.rank(), world.size(), self.state.store
+            ranks, shared = get("global_ranks_in_group") or (), memory.shared
+        name = str(get("group_name"))
+        return Call(number, kind, tuple(map(int, ranks)), backend, name, rank, size, shared, site()), store
 
     def _get_split_source(self, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
         source, plan = wrapped(*args, **kwargs), self.stack.plan
@@ -315,6 +348,23 @@ class Shim:
         except Exception as error:
             self.report.failed(function.__name__, error)
             return None
+
+
+def _observers(current: report.Report, state: TorchState) -> list[Observer]:
+    """Those that the settings ask for, in the order in which they hear of a creation."""
+    chosen, observers = current.settings, list[Observer]()
+    wanted = (
+        (chosen.trace, "trace", "Trace"),
+        (chosen.hang_report_s, "watch", "Watch"),
+        (chosen.check_order, "order", "OrderCheck"),
+    )
+    for asked, module, name in wanted:
+        if asked:  # imported only then: most jobs trace nothing
+            try:
+                observers.append(getattr(import_module(f"torchcommshim.{module}"), name)(current, state))
+            except Exception as error:  # repairs go on without it
+                current.failed(module, error)
+    return observers
 
 
 def _digest(ranks: tuple[int, ...]) -> str:

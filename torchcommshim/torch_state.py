@@ -21,6 +21,11 @@ class TorchState:
         return self.c10d._get_default_group()
 
     @property
+    def store(self) -> Any:
+        """The world's store."""
+        return self.c10d._world.pg_map[self.world][1]
+
+    @property
     def world_backend(self) -> str:
         """What the world was made with, e.g. `cpu:gloo,cuda:nccl`."""
         return str(self.c10d._world.pg_map[self.world][0])

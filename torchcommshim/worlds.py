@@ -86,7 +86,7 @@ class Worlds:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
             self._report.repaired_world("strip", what, speak=speak)
         self._avoid_nonblocking(world, speak=speak)
-        if size > 1 and self._is_shared(backend) and self._settings.agreement != "off":
+        if size > 1 and self.is_shared(backend) and self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
             world.post = agreement.post(prefixed, rank, size, self._statement())
@@ -122,7 +122,7 @@ class Worlds:
             return True
         return isinstance(device, self._state.torch.device) and device.index is not None
 
-    def _is_shared(self, backend: str) -> bool:
+    def is_shared(self, backend: str) -> bool:
         """Other processes are on the other side: not so in a dry run, over a backend of its own or a fake."""
         names = self._state.backends(backend).values()
         return "fake" not in names and not _REAL.isdisjoint(names)
