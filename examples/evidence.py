@@ -3,7 +3,7 @@
 
     python evidence.py cpu --out FOLDER          layouts of ranks, gloo: PP1, PP2, PP4, DP2xPP2; 4 minutes
     python evidence.py gpu --out FOLDER          without and with the shim, NCCL, one GPU is enough; 8 minutes
-    python evidence.py gpu --out FOLDER --only off-4 auto-4
+    python evidence.py gpu --out FOLDER --jobs 4 --only reference-1 off-4 auto-4
 
 Each run goes under a deadline. FOLDER gets evidence.json, losses.png if matplotlib is installed, and what
 each run printed. A table is printed; exit 0 if every run that should train did.
@@ -19,7 +19,9 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -222,6 +224,9 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--only", nargs="+", metavar="RUN")
     parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time, after the first, which makes the data"
+    )
+    parser.add_argument(
         "--port", type=int, default=29600, help="the first port used; each run takes the next"
     )
     args = parser.parse_args()
@@ -241,15 +246,20 @@ def main() -> int:
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if args.device == "gpu" else None,
         "gpu": torch.cuda.get_device_name() if args.device == "gpu" else None,
     }
-    for number, run in enumerate(runs):
+    written = threading.Lock()
+
+    def play(number: int) -> None:
+        run = runs[number]
         execute(run, args, args.port + number)
-        print(
-            f"{run.name}: {run.outcome}, {run.iterations} iterations, {run.seconds} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        content = {**machine, "runs": [asdict(run) for run in runs if run.outcome]}
-        (args.out / "evidence.json").write_text(json.dumps(content, indent=1))
+        line = f"{run.name}: {run.outcome}, {run.iterations} iterations, {run.seconds} s"
+        with written:
+            print(line, file=sys.stderr, flush=True)
+            content = {**machine, "jobs": args.jobs, "runs": [asdict(run) for run in runs if run.outcome]}
+            (args.out / "evidence.json").write_text(json.dumps(content, indent=1))
+
+    play(0)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(play, range(1, len(runs))))
     if importlib.util.find_spec("matplotlib"):
         plot(runs, args.out / "losses.png")
     print(table(runs))
