@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -291,6 +292,30 @@ class TestSharedGPUs:
         share_gpus(environment, gpus)
 
         assert environment == {"RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+
+
+TAKEN = Verdict(
+    "error", 3.0, failures=[Failure(0, "RuntimeError: code: -98, name: EADDRINUSE, message: ...")]
+)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("verdicts", "port", "expected"),
+    [
+        ([TAKEN, Verdict("ok", 9.0)], None, "ok"),
+        ([TAKEN, TAKEN, Verdict("ok", 9.0)], None, "error"),
+        ([TAKEN, Verdict("ok", 9.0)], 29500, "error"),
+        ([Verdict("hang", 20.0), Verdict("ok", 9.0)], None, "hang"),
+    ],
+)
+def test_a_taken_port_is_no_verdict(monkeypatch, verdicts, port, expected):
+    """A run whose port was taken before rank 0 could listen is made once more; one on the user's port is not."""
+    left = iter(verdicts)
+    monkeypatch.setattr(Runner, "run", lambda *_: next(left))
+    runner = Runner(4, 10.0, True, threading.Event())
+
+    assert runner.run_scenario(catalogue.load("one_group"), "auto", port).verdict == expected
 
 
 @pytest.fixture

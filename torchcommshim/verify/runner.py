@@ -114,7 +114,12 @@ class Runner:
 
     def run_scenario(self, scenario: Scenario, strategy: str, port: int | None = None) -> Verdict:
         """Run a scenario with a strategy (`off`: without the shim)."""
-        return self.run(scenario.path, strategy, self.deadline * scenario.patience, port)
+        deadline = self.deadline * scenario.patience
+        verdict = self.run(scenario.path, strategy, deadline, port)
+        if port is None and any("EADDRINUSE" in failure.message for failure in verdict.failures):
+            # torchrun has let go of the port that it picked, and rank 0 found it taken: nobody has started.
+            verdict = self.run(scenario.path, strategy, deadline)
+        return verdict
 
     def run(self, script: Path, strategy: str, deadline: float, port: int | None = None) -> Verdict:
         """Run a script on all ranks and judge it.
