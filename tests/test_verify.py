@@ -310,7 +310,7 @@ TAKEN = Verdict(
     ],
 )
 def test_a_taken_port_is_no_verdict(monkeypatch, verdicts, port, expected):
-    """A run whose port was taken before rank 0 could listen is made once more; one on the user's port is not."""
+    """A run whose port was taken before rank 0 could listen is made once more, if the port was ours."""
     left = iter(verdicts)
     monkeypatch.setattr(Runner, "run", lambda *_: next(left))
     runner = Runner(4, 10.0, True, threading.Event())
