@@ -127,15 +127,24 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
             env=environment,
             start_new_session=True,
         )
-        try:
-            # The ranks count from the moment they have torch, and end themselves.
-            code = process.wait(run.deadline + 60)
-        except subprocess.TimeoutExpired:
+        # The ranks count from the moment they have torch; one that is stuck says where, and stays.
+        while (
+            process.poll() is None
+            and not stuck(run, folder)
+            and time.monotonic() < started + run.deadline + 60
+        ):
+            time.sleep(1)
+        if process.poll() is None:
             process.terminate()  # torchrun ends its ranks, within 30 seconds
-            code = process.wait()
+        code = process.wait()
     run.seconds = round(time.monotonic() - started, 1)
     out, err = ([file.read_text() for file in rank_files(folder, name)] for name in ("stdout", "stderr"))
     judge(run, code, out, err, args.iterations)
+
+
+def stuck(run: Run, folder: Path) -> bool:
+    """All ranks have said where they are when time was up."""
+    return sum("Timeout (" in file.read_text() for file in rank_files(folder, "stderr")) == run.ranks
 
 
 def rank_files(folder: Path, name: str) -> list[Path]:
@@ -151,10 +160,7 @@ def judge(run: Run, code: int, out: list[str], err: list[str], iterations: int) 
     run.said = sorted(
         {line for text in err for line in text.splitlines() if line.startswith("torchcommshim")}
     )
-    if any(
-        "Timeout (" in text for text in err
-    ):  # the first rank to time out; the others are ended by torchrun
-        run.where = [f"rank {rank}: {innermost(text)}" for rank, text in enumerate(err) if STACK in text]
+    run.where = [f"rank {rank}: {innermost(text)}" for rank, text in enumerate(err) if "Timeout (" in text]
     if code == 0 and run.iterations == iterations:
         run.outcome = "trained"
     else:
@@ -203,14 +209,17 @@ def plot(runs: list[Run], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    widths = range(2 * len(runs), 0, -2)  # of lines that coincide, each shows within the one before
-    for run, width in zip(runs, widths):
-        if run.losses:
-            numbers = range(1, len(run.losses) + 1)
-            axes.plot(numbers, run.losses, label=run.name, linewidth=width)
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    trained = [run for run in runs if run.losses]
+    for place, run in enumerate(trained):
+        numbers = range(1, len(run.losses) + 1)
+        marks = {"marker": "ov^sDPX*"[place % 8], "markevery": (place, len(trained)), "markersize": 5}
+        axes.plot(
+            numbers, run.losses, label=run.name, linewidth=0.8, **marks
+        )  # one line hides another, not its marks
     axes.set(xlabel="iteration", ylabel="lm loss")
-    axes.legend()
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
 
 

@@ -3,13 +3,12 @@
 
 For trying things out, not for speed. NCCL refuses two ranks on one GPU of one host, so each rank is given a
 host name of its own, and talks to the others over sockets. With HANG_AFTER in the environment, a rank that
-still runs after as many seconds prints where it is and exits; a rank in ncclCommSplit heeds no signal.
+still runs after as many seconds prints where it is, even if it waits in ncclCommSplit and holds the GIL.
 """
 
 import faulthandler
 import os
 import runpy
-import signal
 import sys
 
 import torch
@@ -20,8 +19,7 @@ if 0 < gpus < int(os.environ["LOCAL_WORLD_SIZE"]):
     os.environ["NCCL_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.environ["LOCAL_RANK"] = str(int(os.environ["LOCAL_RANK"]) % gpus)
 if "HANG_AFTER" in os.environ:
-    faulthandler.dump_traceback_later(float(os.environ["HANG_AFTER"]), exit=True)
-    faulthandler.register(signal.SIGTERM, chain=True)  # the launcher ends the other ranks with it
+    faulthandler.dump_traceback_later(float(os.environ["HANG_AFTER"]))
 del sys.argv[0]
 sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
