@@ -123,6 +123,28 @@ def test_text(findings):
     assert all((entry["title"] in text) is entry["present"] for entry in found["defects"])
 
 
+def test_settings_of_those_who_watch(monkeypatch):
+    """The order check, the hang report and the trace are shown, and what set them."""
+    for name in ("CHECK_ORDER", "HANG_REPORT_S", "TRACE"):
+        monkeypatch.delenv(f"TORCHCOMMSHIM_{name}", raising=False)
+    before = doctor.as_text(doctor.examine()).splitlines()
+    monkeypatch.setenv("TORCHCOMMSHIM_CHECK_ORDER", "1")
+    monkeypatch.setenv("TORCHCOMMSHIM_HANG_REPORT_S", "off")
+    monkeypatch.setenv("TORCHCOMMSHIM_TRACE", "traces")
+    after = doctor.as_text(doctor.examine()).splitlines()
+
+    assert before[8:11] == [
+        "order check    off  (default)",
+        "hang report    after 120 s  (default)",
+        "trace          off  (default)",
+    ]
+    assert after[8:11] == [
+        "order check    on  (TORCHCOMMSHIM_CHECK_ORDER=1)",
+        "hang report    off  (TORCHCOMMSHIM_HANG_REPORT_S=off)",
+        "trace          traces  (TORCHCOMMSHIM_TRACE=traces)",
+    ]
+
+
 def test_unknown_variable():
     """A misspelt variable is a problem that the doctor names, with what is accepted."""
     pytest.importorskip("torch", reason="needs torch")

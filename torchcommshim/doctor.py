@@ -55,6 +55,9 @@ def examine() -> dict[str, Any]:
         "nccl": _nccl_version(torch),
         "strategy": {"value": variables.strategy, "from": _origin(settings.STRATEGY)},
         "agreement": {"value": variables.agreement, "from": _origin(settings.AGREEMENT)},
+        "check_order": {"value": variables.check_order, "from": _origin(settings.CHECK_ORDER)},
+        "hang_report_s": {"value": variables.hang_report_s, "from": _origin(settings.HANG_REPORT_S)},
+        "trace": {"value": variables.trace, "from": _origin(settings.TRACE)},
         "wrapped": _wrapped(c10d) if c10d else {},
         "traits": {
             name: {"value": getattr(traits, name), "found": how} for name, how in traits.found.items()
@@ -187,6 +190,9 @@ def as_text(findings: dict[str, Any]) -> str:
         f"sitecustomize  {site['wins'] or 'none'}{' (ours)' if site['ours_wins'] else ''}",
         f"strategy       {findings['strategy']['value']}  ({findings['strategy']['from']})",
         f"agreement      {findings['agreement']['value']}  ({findings['agreement']['from']})",
+        f"order check    {_on(findings['check_order'])}  ({findings['check_order']['from']})",
+        f"hang report    {_after(findings['hang_report_s'])}  ({findings['hang_report_s']['from']})",
+        f"trace          {findings['trace']['value'] or 'off'}  ({findings['trace']['from']})",
         "",
         "Wrapped functions, outermost first",
     ]
@@ -207,6 +213,14 @@ def as_text(findings: dict[str, Any]) -> str:
     problems = findings["problems"]
     lines += ["", "Problems" if problems else "No problems found."] + [f"  {problem}" for problem in problems]
     return "\n".join(lines)
+
+
+def _on(entry: dict[str, Any]) -> str:
+    return "on" if entry["value"] else "off"
+
+
+def _after(entry: dict[str, Any]) -> str:
+    return f"after {entry['value']:g} s" if entry["value"] else "off"
 
 
 def _armed(entry: dict[str, Any]) -> str:
