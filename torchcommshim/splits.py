@@ -330,6 +330,28 @@ def backends(backend: str) -> dict[str, str]:
     return found
 
 
+def creation_of(step: Create, world: World, *, stripped: bool = False) -> Creation:
+    """What the policy is told of `step`, in a world whose device_id the shim has dropped or not."""
+    return Creation(
+        kind=step.kind,
+        ranks=() if step.kind == DIRECT else step.ranks,
+        backend=step.backend,
+        world_size=world.size,
+        bound=world.bound and not stripped,
+        stripped=stripped,
+        device_backend=backends(step.backend).get("cuda"),
+        world_device_backend=backends(world.backend).get("cuda"),
+        world_splits=world.splits,
+    )
+
+
+def has_split_source(creation: Creation, traits: Traits) -> bool:
+    """`_get_split_source` is asked, and names the world."""
+    asked = creation.bound or (traits.split_tests_size and creation.spans_world)
+    fits = traits.split_ignores_backend or creation.same_backend
+    return asked and fits and creation.world_splits != NOBODY
+
+
 def _carrier(backend: str) -> str:
     """The backend that carries a group's collectives here: nccl where it has one."""
     return "nccl" if "nccl" in backends(backend).values() else "gloo"
@@ -346,12 +368,17 @@ def _check(program: Program, strategies: Sequence[str | None]) -> None:
     if "strip" in strategies and set(strategies) != {"strip"}:
         raise ValueError("strip on some ranks only: they hang inside init_process_group")
     backends(world.backend)
+    sound: set[Create] = set()  # most are made by all ranks alike
     for rank, steps in enumerate(program.steps):
         groups = {WORLD: world.ranks}
         for index, step in enumerate(steps):
             try:
                 if isinstance(step, Create):
-                    _check_creation(step, world, groups)
+                    if step.group in groups:
+                        raise ValueError(f"the label {step.group!r} is taken")
+                    if step not in sound:
+                        _check_creation(step, world)
+                        sound.add(step)
                     groups[step.group] = step.ranks
                 else:
                     _check_use(step, rank, groups)
@@ -359,12 +386,10 @@ def _check(program: Program, strategies: Sequence[str | None]) -> None:
                 raise ValueError(f"rank {rank}, step {index}, {step}: {error}") from None
 
 
-def _check_creation(step: Create, world: World, groups: dict[str, Ranks]) -> None:
+def _check_creation(step: Create, world: World) -> None:
     backends(step.backend)
     if step.kind not in _CALLS:
         raise ValueError(f"kind {step.kind!r} is none of {', '.join(_CALLS)}")
-    if step.group in groups:
-        raise ValueError(f"the label {step.group!r} is taken")
     if not step.ranks or len(set(step.ranks)) < len(step.ranks):
         raise ValueError("ranks must be one or more, each once")
     if not set(step.ranks) <= set(world.ranks):
@@ -435,6 +460,8 @@ class _Group:
     connected: dict[tuple[object, ...], Communicator] = field(default_factory=dict)
 
 
+_Plan = tuple[Creation, Decision, bool]
+
 # The purposes of a communicator; that of two ranks which send to each other is ("pair", low, high).
 _COLLECTIVES = ("collectives",)
 
@@ -444,10 +471,9 @@ class _Rank:
 
     def __init__(self, run: _Run, rank: int, strategy: str | None, world: _Group) -> None:
         self.world, self.traits, self.salt = run.program.world, run.traits, run.salt
-        self.rank, self.sums = rank, run.sums
+        self.rank, self.sums, self.plans = rank, run.sums, run.plans
         self.strategy = None if strategy in (None, "observe", "off") else strategy
         self.stripped = self.world.bound and strategy == "strip"
-        self.bound = self.world.bound and not self.stripped
         self.groups = {WORLD: world}
         self.index = 0  # of the step under way
         self.group_count = 1
@@ -469,16 +495,24 @@ class _Rank:
         member = self.rank in step.ranks
         if step.kind != COLLECTIVE and not member:
             return
-        creation = self._creation(step)
-        decision = decide(creation, self.traits, self.strategy) if self.strategy else Decision()
+        # In a large world this is most of the work, and the same for all ranks with one strategy.
+        key = (step, self.strategy)
+        if key not in self.plans:
+            self.plans[key] = self._plan(step)
+        creation, decision, source = self.plans[key]
         name = self._name(step, decision)
-        source = decision.remedy != INDEPENDENT and self._has_split_source(creation)
         if member:
             yield from self._join(step, creation, decision, name, source)
         elif source and self.world.splits == MEMBERS:
             raise _Raised("AttributeError: the world's backend has no perform_nocolor_split")
         elif source:
             yield _Split(None)
+
+    def _plan(self, step: Create) -> _Plan:
+        """What the policy makes of a step, and whether its members are given a source to split from."""
+        creation = creation_of(step, self.world, stripped=self.stripped)
+        decision = decide(creation, self.traits, self.strategy) if self.strategy else Decision()
+        return creation, decision, decision.remedy != INDEPENDENT and has_split_source(creation, self.traits)
 
     def _join(
         self, step: Create, creation: Creation, decision: Decision, name: tuple[object, ...], source: bool
@@ -501,25 +535,6 @@ class _Rank:
             group.colour = None  # `split_from` is cleared: sends and receives would split again
         self.groups[step.group] = group
         self.registered += 1
-
-    def _creation(self, step: Create) -> Creation:
-        return Creation(
-            kind=step.kind,
-            ranks=() if step.kind == DIRECT else step.ranks,
-            backend=step.backend,
-            world_size=self.world.size,
-            bound=self.bound,
-            stripped=self.stripped,
-            device_backend=backends(step.backend).get("cuda"),
-            world_device_backend=backends(self.world.backend).get("cuda"),
-            world_splits=self.world.splits,
-        )
-
-    def _has_split_source(self, creation: Creation) -> bool:
-        """`_get_split_source` is asked, and names the world."""
-        asked = creation.bound or (self.traits.split_tests_size and creation.spans_world)
-        fits = self.traits.split_ignores_backend or creation.same_backend
-        return asked and fits and creation.world_splits != NOBODY
 
     def _is_handed_device(self, creation: Creation, decision: Decision) -> bool:
         """`device_id` reaches the helper, which connects the group before it returns."""
@@ -580,6 +595,7 @@ class _Run:
     def __init__(self, program: Program, traits: Traits, strategies: Sequence[str | None], salt: str) -> None:
         self.program, self.traits, self.salt = program, traits, salt
         self.sums: list[Sum] = []
+        self.plans: dict[tuple[Create, str | None], _Plan] = {}
         self.communicators: list[Communicator] = []
         self.rounds: list[tuple[SplitCall, ...]] = []
         self.raised: dict[int, str] = {}
