@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `torchcommshim verify | doctor | run | path`."""
+"""The command line: `torchcommshim verify | doctor | explain | run | path`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import Sequence
 
 import torchcommshim
-from torchcommshim import doctor, environment, verify
+from torchcommshim import doctor, environment, explain, verify
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     examining = commands.add_parser("doctor", help="say what is armed, by what, and what this torch needs")
     doctor.add_arguments(examining)
     examining.set_defaults(action=doctor.main)
+
+    explaining = commands.add_parser(
+        "explain", help="say from traces whether and where a program would hang, and what helps"
+    )
+    explain.add_arguments(explaining)
+    explaining.set_defaults(action=explain.main)
 
     running = commands.add_parser("run", help="run a command with the shim", usage="%(prog)s -- COMMAND ...")
     running.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...")
