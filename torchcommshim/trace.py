@@ -69,7 +69,8 @@ class _File:
 class _Process:
     """The files of one process, by rank; a process that is forked later gets its own."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Reentrant: a signal's handler may make a group in the thread that is writing.
+    lock: Any = field(default_factory=threading.RLock)
     files: dict[int, _File] = field(default_factory=dict)
 
 

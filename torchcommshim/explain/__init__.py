@@ -83,8 +83,7 @@ def _explain(chosen: argparse.Namespace, folder: Path) -> int:
         raise BadTraces(f"the traces make no program: {error}") from None
     found = explanation.document(job, taken, ranks, traits, torch, verdicts.values())
     if chosen.svg:
-        verdict = verdicts[chosen.strategy]
-        _write(chosen.svg, picture.draw(verdict.worst, torch, chosen.strategy))
+        _write(chosen.svg, picture.draw(verdicts[chosen.strategy], torch))
     print(json.dumps(found, indent=2) if chosen.json else explanation.as_text(found, chosen.strategy))
     return 0 if verdicts[chosen.strategy].verdict == OK else 1
 

@@ -171,13 +171,18 @@ def _verdict(found: dict[str, Any], chosen: str) -> Iterator[str]:
         return
     yield f"{who} the program {ENDS[strategy['verdict']]}."
     most = _LINES_AT_MOST
-    for name in sorted(uses, key=lambda name: _WORST_FIRST.index(uses[name]["verdict"])):
-        yield f"  If {USES[name]}: {ENDS[uses[name]['verdict']]}"
-        lines = list(_details(uses[name]))
+    names = sorted(uses, key=lambda name: _WORST_FIRST.index(uses[name]["verdict"]))
+    while names:
+        alike = [name for name in names if uses[name] == uses[names[0]]]
+        when = "; or if ".join(USES[name] for name in alike)
+        when = "With each order of first use" if len(alike) == len(uses) else f"If {when}"
+        yield f"  {when}: {ENDS[uses[alike[0]]['verdict']]}"
+        lines = list(_details(uses[alike[0]]))
         yield from (f"    {line}" for line in lines[:most])
         if lines[most:]:
             yield f"    and {len(lines) - most} more, see --json"
         most = _LINES_OF_OTHERS
+        names = [name for name in names if name not in alike]
 
 
 def _details(played: dict[str, Any]) -> Iterator[str]:
@@ -207,17 +212,27 @@ def _by_creation(entry: dict[str, Any]) -> tuple[bool, int]:
 
 
 def _why(found: dict[str, Any]) -> Iterator[str]:
-    if found["defects"]:
+    counts = found["calls_without_colour"]
+    if found["defects"] or any(counts):
         yield ""
+    if found["defects"]:
         yield f"Known defects of torch {found['explained']['torch']} that these groups meet"
     for defect in found["defects"]:
         yield f"  {defect['name']}, {_groups(defect['groups'])}: {defect['title']}"
         yield f"      {defect['upstream']}"
-    counts = found["calls_without_colour"]
     if any(counts):
         alike = "the same on all ranks" if len(set(counts)) == 1 else "not the same"
-        shown = " ".join(map(str, counts[:64])) + (" ..." if counts[64:] else "")
-        yield f"Splits that each rank makes for groups it is not in: {shown} ({alike})"
+        yield f"Splits that each rank makes for groups it is not in: {_counted(counts)} ({alike})"
+
+
+def _counted(counts: list[int]) -> str:
+    """A number for each rank; of many ranks, the ranks for each number."""
+    if len(counts) <= 16:
+        return " ".join(map(str, counts))
+    ranks: dict[int, list[int]] = defaultdict(list)
+    for rank, count in enumerate(counts):
+        ranks[count].append(rank)
+    return "; ".join(f"{count} on {listed(ranks[count])}" for count in list(ranks)[:8])
 
 
 def _strategies(found: dict[str, Any]) -> Iterator[str]:

@@ -160,6 +160,8 @@ def _run(interpreter: list[str], spec: dict[str, Any], folder: Path) -> Iterator
     count = 0
     try:
         for line in launcher.stdout:
+            if not line.startswith(b'{"rank"'):  # something that Python's start-up prints
+                continue
             count += 1
             _progress(f"{count}/{spec['size']} ranks")
             yield json.loads(line)

@@ -54,6 +54,10 @@ def main() -> None:
     """Run all ranks."""
     spec = json.loads(sys.argv[1])
     beat = Beat()
+    if TARGET in sys.modules:
+        sys.exit(
+            "torch is imported while Python starts, by a .pth file or sitecustomize: too early to be faked"
+        )
     # Before the shim's own hook, so that the shim wraps what is fake and sees what the script asks for.
     wrapt.register_post_import_hook(lambda c10d: make_fake(c10d, beat), TARGET)
     torchcommshim.install()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
 from torchcommshim.explain.traces import BadTraces, Job, Made
-from torchcommshim.explain.words import listed
+from torchcommshim.explain.words import group, listed
 from torchcommshim.splits import AllReduce, Create, Program, Step, World, backends
 from torchcommshim.traits import Traits
 
@@ -225,7 +225,7 @@ def _complete(job: Job, notes: list[str]) -> list[list[Made]]:
             like = next((each for each in there if rank in each.ranks), there[0])
             added = replace(like, number=len(made[rank]) + 1, returned=False, assumed=True)
             made[rank].append(added)
-    notes += _notes(job, stuck, length)
+    notes += [*_notes(job, stuck, length), *_order(by_all)]
     alone = {
         rank
         for row in made
@@ -264,6 +264,26 @@ def _notes(job: Job, stuck: list[int], length: int) -> Iterator[str]:
             f"{listed(stuck)} did not come back from a creation in the traced run: assumed to go on as the "
             "ranks that did"
         )
+    if not job.creations:
+        yield "no group was made in the traced run"
     nowhere = [rank for rank, trace in job.ranks.items() if not trace.has_world]
     if nowhere:
         yield f"on {listed(nowhere)} the world itself was not made in the traced run"
+
+
+def _order(by_all: list[list[Made]]) -> Iterator[str]:
+    """The first of the groups that all ranks make in which ranks do not make the same; most often none."""
+    for place in range(max(map(len, by_all))):
+        makers: dict[tuple[tuple[int, ...], str], list[int]] = defaultdict(list)
+        for rank, row in enumerate(by_all):
+            if place < len(row):
+                makers[row[place].ranks, row[place].backend].append(rank)
+        # In one call each rank may name only the group that it is in.
+        is_own = all(set(ranks) <= set(members) for (members, _), ranks in makers.items())
+        if len(makers) > 1 and not is_own:
+            said = "; ".join(
+                f"{listed(ranks)} {group(members)} {backend} ({by_all[ranks[0]][place].site})"
+                for (members, backend), ranks in list(makers.items())[:4]
+            )
+            yield f"ranks make different groups as number {place + 1} of those that all ranks make: {said}"
+            return
