@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""To be written."""
+"""The hang report: when a creation does not return, one message says which ranks wait, where, and why.
+
+A rank that waits in `perform_nocolor_split` holds Python's global lock, so no thread of it can speak, and a
+store client that waits blocks the process's other users of it.  So each rank has a watcher, a small process
+of its own (`watcher.py`), which reads what the rank writes down of its creations (`record.py`).  The watchers
+of a job know each other (`hub.py`), and one of them asks the others and prints (`diagnosis.py`).
+
+The watcher imports this package as well, so what only a rank needs is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torchcommshim.calls import Call
-from torchcommshim.report import Report
-from torchcommshim.torch_state import TorchState
 
+def __getattr__(name: str) -> Any:
+    """The observer of creations, `Watch`."""
+    if name != "Watch":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torchcommshim.watch.observer import Watch
 
-class Watch:
-    def __init__(self, current: Report, state: TorchState) -> None: ...
-
-    def begin(self, call: Call, store: Any) -> None: ...
-
-    def end(self, call: Call, error: BaseException | None) -> None: ...
+    return Watch

@@ -1,0 +1,722 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hang report without torch: the record, the watchers of a job in one process, the text."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchcommshim
+from torchcommshim.calls import Call
+from torchcommshim.report import Report
+from torchcommshim.settings import Settings
+from torchcommshim.traits import Traits
+from torchcommshim.watch import session, stacks
+from torchcommshim.watch.diagnosis import Job, report
+from torchcommshim.watch.observer import Watch
+from torchcommshim.watch.ranges import expanded, shortened
+from torchcommshim.watch.record import Reader, Record, Struck
+from torchcommshim.watch.session import Session
+from torchcommshim.watch.views import EXITED, GONE, End, Seen, View
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(sys.platform != "linux", reason="the hang report works on Linux only"),
+]
+
+DEADLINE_S = 30.0
+
+
+def call(number=1, ranks=(0, 1), *, kind="collective", backend="gloo", rank=0, size=4, shared=True):
+    return Call(number, kind, ranks, backend, str(number), rank, size, shared, f"train.py:{number} main")
+
+
+def world(rank=0, size=4, **keywords):
+    return call(0, tuple(range(size)), kind="world", rank=rank, size=size, **keywords)
+
+
+class Store:
+    """A world's store in this process, which counts what it is asked."""
+
+    host, port = "127.0.0.1", 1
+
+    def __init__(self):
+        self.values, self.operations = {}, 0
+
+    def add(self, key, amount):
+        self.operations += 1
+        self.values[key] = self.values.get(key, 0) + amount
+        return self.values[key]
+
+    def compare_set(self, key, expected, desired):
+        self.operations += 1
+        return self.values.setdefault(key, desired).encode()
+
+
+STATE = SimpleNamespace(world=SimpleNamespace(bound_device_id=None))
+
+
+def reporting(limit_s=1.0, strategy="auto"):
+    return Report(Settings(strategy=strategy, hang_report_s=limit_s), Traits(), "2.4.1")
+
+
+def until(condition):
+    """Wait until `condition()` holds, and return it."""
+    end = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """A function that gives what watchers that are started in the test have said so far."""
+    file = tmp_path / "stderr"
+    with file.open("a") as stream:
+        monkeypatch.setattr(session, "_stderr", stream.fileno)
+        yield file.read_text
+
+
+def watchers():
+    """The process ids of this process's watchers, its only children, in the order of their start."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def is_there(pid):
+    return Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+
+
+class TestRecord:
+    def record(self, size=4):
+        record = Record(size)
+        return record, Reader(os.dup(record.descriptor), size)
+
+    def test_a_creation_begins_and_ends(self):
+        """A reader sees a creation from its begin on, and that it has ended."""
+        record, reader = self.record()
+        made = call()
+        record.begin(made)
+        (begun,) = reader.entries()
+        record.end(made)
+        (ended,) = reader.entries()
+
+        assert begun[:6] == (1, "collective", (0, 1), "gloo", "1", "train.py:1 main")
+        assert begun.ended == 0
+        assert ended == begun._replace(ended=ended.ended)
+        assert ended.started <= ended.ended <= time.monotonic()
+
+    def test_the_last_few_are_kept(self):
+        """Of many creations the last eight are kept, in order."""
+        record, reader = self.record()
+        for number in range(100):
+            made = call(number)
+            record.begin(made)
+            record.end(made)
+
+        assert [entry.number for entry in reader.entries()] == list(range(92, 100))
+
+    def test_one_that_has_not_ended_is_kept(self):
+        """However many creations other threads make, or are nested in it."""
+        record, reader = self.record()
+        outer = call(7)
+        record.begin(outer)
+        for number in range(100):
+            inner = call(number)
+            record.begin(inner)
+            record.end(inner)
+
+        assert [entry.number for entry in reader.entries() if not entry.ended] == [7]
+
+    def test_more_that_have_not_ended_than_places(self):
+        """The first eight are kept; later ones go unrecorded, and their end does no harm."""
+        record, reader = self.record()
+        made = [call(number) for number in range(12)]
+        for each in made:
+            record.begin(each)
+        for each in made[4:]:
+            record.end(each)
+
+        assert [entry.number for entry in reader.entries() if not entry.ended] == [0, 1, 2, 3]
+
+    def test_thousands_of_ranks(self):
+        """A group of every rank of a large world is recorded whole."""
+        record, reader = self.record(size=4096)
+        record.begin(call(ranks=tuple(range(4096)), size=4096))
+
+        assert reader.entries()[0].ranks == tuple(range(4096))
+
+    def test_half_written(self):
+        """What does not fit its checksum is not taken for a creation."""
+        record, reader = self.record()
+        record.begin(call())
+        record._memory[40] ^= 1
+
+        assert reader.entries() == []
+
+    def test_read_while_written(self):
+        """A reader meets no mixture of two creations, and no creation that is over as one that is not."""
+        record, reader = self.record()
+        made = [call(number, tuple(range(number % 50))) for number in range(2000)]
+
+        def write():
+            for each in made:
+                record.begin(each)
+                record.end(each)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        seen = []
+        while writer.is_alive():
+            seen += reader.entries()
+        writer.join()
+
+        assert {(entry.number, entry.ranks) for entry in seen} <= {(each.number, each.ranks) for each in made}
+        assert all(entry.number % 50 == len(entry.ranks) for entry in seen)
+
+    def test_facts(self):
+        """What strikes creations is read as it was written."""
+        record, reader = self.record()
+        struck = [Struck(3, "train.py:3 main", "late-members", "a title", "a link")]
+        unknown = reader.facts()
+        record.facts(True, struck)
+
+        assert unknown == (False, [])
+        assert reader.facts() == (True, struck)
+
+
+class TestWatch:
+    def test_store_operations(self):
+        """A healthy job costs two store operations a rank, one key and one counter, however much it makes."""
+        store, size = Store(), 3
+        ranks = [Watch(reporting(), STATE) for _ in range(size)]
+        for rank, watch in enumerate(ranks):
+            watch.begin(world(rank, size), store)
+        for watch in ranks:
+            for number in range(1, 1001):
+                made = call(number)
+                watch.begin(made, store)
+                watch.end(made, None)
+
+        assert store.operations == 2 * size
+        assert len(store.values) == 2
+
+    def test_each_world_has_a_hub(self):
+        """Worlds made one after the other over one store do not take each other's hub."""
+        store = Store()
+        for _ in range(2):
+            ranks = [Watch(reporting(), STATE) for _ in range(2)]
+            for rank, watch in enumerate(ranks):
+                watch.begin(world(rank, 2), store)
+
+        assert sum("/hub/" in key for key in store.values) == 2
+
+    @pytest.mark.parametrize(
+        "made", [world(size=1), world(shared=False)], ids=["one-rank", "dry-run-or-threads"]
+    )
+    def test_worlds_that_are_not_watched(self, made):
+        """Where no other process is on the other side, nothing is started and the store is not asked."""
+        store, watch = Store(), Watch(reporting(), STATE)
+        watch.begin(made, store)
+        watch.end(made, None)
+
+        assert (store.operations, watchers()) == (0, [])
+
+    def test_program_that_embeds_python(self, monkeypatch):
+        """Where sys.executable is no interpreter it is not started."""
+        for name in (None, "", "/usr/bin/uwsgi"):
+            monkeypatch.setattr(sys, "executable", name)
+            store = Store()
+            Watch(reporting(), STATE).begin(world(), store)
+
+            assert (store.operations, watchers()) == (0, [])
+
+    @pytest.mark.parametrize("breaks", ["store", "subprocess", "memory", "port"])
+    def test_failure(self, monkeypatch, capsys, breaks):
+        """What fails costs one line and the report; the creations go on."""
+
+        def fail(*_, **__):
+            raise OSError("forbidden")
+
+        store = Store()
+        if breaks == "store":
+            store.compare_set = fail
+        elif breaks == "subprocess":
+            monkeypatch.setattr(session.subprocess, "Popen", fail)
+        elif breaks == "memory":
+            monkeypatch.setattr(os, "memfd_create", fail)
+        else:
+            monkeypatch.setattr(session.socket, "create_server", fail)
+        watch = Watch(reporting(), STATE)
+        for made in (world(), call(1), call(2)):
+            watch.begin(made, store)
+            watch.end(made, None)
+
+        assert watchers() == []
+        assert re.findall("torchcommshim .*", capsys.readouterr().err) == [
+            f"torchcommshim {torchcommshim.__version__}: failed in the hang report: OSError('forbidden'); "
+            "torch goes on without it"
+        ]
+
+    def test_ends_with_its_world(self):
+        """A watcher ends, and leaves no zombie, when the process makes another world."""
+        watch, store = Watch(reporting(), STATE), Store()
+        watch.begin(world(size=2), store)
+        (first,) = watchers()
+        watch.begin(world(size=2), store)
+
+        assert not Path(f"/proc/{first}").exists()
+        assert len(watchers()) == 1
+
+    def test_fork(self):
+        """What a fork makes is not taken for a creation of its parent."""
+        watch, made = Watch(reporting(), STATE), world(size=2)
+        watch.begin(made, Store())
+        before = watch._session.record._memory[:]
+        pid = os.fork()
+        if not pid:
+            watch.begin(call(), None)
+            watch.end(made, None)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+        assert watch._session.record._memory[:] == before
+
+
+# A rank in a process of its own.
+RANK = """
+import ctypes, os, signal, sys, threading, time
+from test_watch import STATE, Store, Watch, call, reporting, watchers, world
+
+watch, made = Watch(reporting({limit}), STATE), world(size=2)
+watch.begin(made, Store())
+watch.end(made, None)
+"""
+
+
+def rank_process(text, limit=1.0, **options):
+    """Start a rank that does `text` once it has a world."""
+    paths = [Path(torchcommshim.__file__).parent.parent, Path(__file__).parent]
+    return subprocess.Popen(
+        [*options.pop("before", []), sys.executable, "-c", RANK.format(limit=limit) + text],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )
+
+
+class TestProcess:
+    @pytest.mark.parametrize(
+        "ending",
+        ["sys.exit(3)", "raise ValueError('lost')", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"],
+    )
+    def test_ends_with_its_rank(self, ending):
+        """Whoever waits for a rank's captured output does not wait for its watcher, however the rank ends."""
+        rank = rank_process(f"print(*watchers(), flush=True)\n{ending}", limit=600.0)
+        out, errors = rank.communicate(timeout=DEADLINE_S)
+
+        assert rank.returncode in (3, 1, -signal.SIGKILL)
+        assert "torchcommshim 0" not in errors
+        until(lambda: not is_there(int(out)))
+
+    def test_ends_although_a_fork_lives(self):
+        """A fork of the rank, such as a data loader's worker, does not keep the watcher."""
+        text = """
+(watcher,) = watchers()
+if not os.fork():
+    time.sleep(600)
+print(watcher, os.getpid(), flush=True)
+"""
+        rank = rank_process(text, stderr=None, start_new_session=True)
+        with contextlib.closing(rank.stdout):
+            watcher, group = map(int, rank.stdout.readline().split())
+        try:
+            assert rank.wait(DEADLINE_S) == 0
+            until(lambda: not is_there(watcher))
+        finally:
+            os.killpg(group, signal.SIGKILL)
+
+    def test_keeps_nothing_open(self):
+        """A watcher holds no file of its rank but the stderr to which it reports."""
+        text = """
+import tempfile
+held = tempfile.NamedTemporaryFile()
+os.set_inheritable(held.fileno(), True)
+watch.begin(world(size=2), Store())
+(watcher,) = watchers()
+time.sleep(0.5)
+files = {os.readlink(f"/proc/{watcher}/fd/{name}") for name in os.listdir(f"/proc/{watcher}/fd")}
+print(held.name in files)
+"""
+        out, _ = rank_process(text).communicate(timeout=DEADLINE_S)
+
+        assert out == "False\n"
+
+    def test_streams_that_are_closed(self, tmp_path):
+        """With stdin and stdout closed the report comes all the same, and nobody's file takes their place."""
+        text = "pending = call()\nwatch.begin(pending, None)\ntime.sleep(3)\nos._exit(4)"
+        with (tmp_path / "stderr").open("w") as stderr:
+            rank = rank_process(text, before=["sh", "-c", 'exec "$@" <&- >&-', "sh"], stderr=stderr)
+            code = rank.wait(DEADLINE_S)
+            rank.stdout.close()
+
+        assert code == 4
+        assert "1 of 2 ranks wait" in (tmp_path / "stderr").read_text()
+
+    def test_rank_that_holds_the_global_lock(self, tmp_path):
+        """It is reported, with its stack, while no Python thread of it can run."""
+        text = """
+def blocked():
+    pending = call(ranks=(0,))
+    watch.begin(pending, None)
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+threading.Timer(0.1, print, ["a thread has run"], {"flush": True}).start()
+blocked()
+"""
+        file = tmp_path / "stderr"
+        with file.open("w") as stderr:
+            rank = rank_process(text, stderr=stderr)
+        with rank:
+            until(lambda: re.search(r"    <string>:\d+ blocked\n", file.read_text()))
+            rank.kill()
+            out = rank.stdout.read()
+
+        assert "1 of 2 ranks wait in a creation" in file.read_text()
+        assert out == ""
+
+
+class TestStacks:
+    def test_handler_that_is_gone(self):
+        """No signal is sent to a process that does not handle it, since it would die of it."""
+        stack = stacks.offer()
+        reader, writer = os.pipe()
+        before = signal.signal(stack.signal, signal.SIG_DFL)
+        pid = os.fork()
+        if not pid:
+            os.write(writer, repr(stacks.take(stack)).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        signal.signal(stack.signal, before or signal.SIG_DFL)
+
+        assert os.read(reader, 100) == b"[]"
+
+    def test_signal_in_use(self):
+        """A signal that Python or C code handles, ignores or blocks is not taken."""
+        taken = set()
+        for prepare in (
+            lambda number: signal.signal(number, signal.SIG_IGN),
+            lambda number: signal.signal(number, lambda *_: None),
+            lambda number: signal.pthread_sigmask(signal.SIG_BLOCK, [number]),
+            lambda number: ctypes.CDLL(None).signal(
+                number, ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p)
+            ),
+        ):
+            number = stacks._free_signal(os.getpid())
+            assert number not in taken
+            taken.add(number)
+            prepare(number)
+        free = stacks._free_signal(os.getpid())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+        assert free not in taken
+
+
+class TestJob:
+    """Many ranks in this process, each with its record and its watcher."""
+
+    def ranks(self, size, limit_s):
+        store, current = Store(), reporting(limit_s)
+        return [Session(world(rank, size), store, current) for rank in range(size)]
+
+    def begin(self, sessions, ranks, number=1):
+        calls = {rank: call(number, tuple(range(len(sessions))), rank=rank) for rank in ranks}
+        for rank, each in calls.items():
+            sessions[rank].record.begin(each)
+        return calls
+
+    def end(self, sessions, calls):
+        for rank, each in calls.items():
+            sessions[rank].record.end(each)
+
+    def test_64_ranks(self, said):
+        """Of 64 ranks one is elsewhere and one has ended: one report says so, and groups the others."""
+        sessions = self.ranks(64, limit_s=4.0)
+        sessions[9] = None
+        self.begin(sessions, [rank for rank in range(64) if rank not in (5, 9)])
+        until(lambda: "hang report" in said())
+        time.sleep(1.0)
+
+        assert said().count("hang report") == 1
+        assert "62 of 64 ranks wait" in said()
+        assert re.search(
+            r"ranks 0-4,6-8,10-63 +waiting for \d s: #1 new_group \[0-63\] gloo at train.py:1", said()
+        )
+        assert re.search(r"rank  9 +exited, at", said())
+        assert "rank 9 cannot come to #1" in said()
+        assert "rank 5 has not come to #1" in said()
+
+    def test_slow_creation(self, said):
+        """One that returns after all is said to have; the next is given twice the time."""
+        sessions = self.ranks(2, limit_s=1.0)
+        calls = self.begin(sessions, [0, 1])
+        until(lambda: "ranks wait" in said())
+        self.end(sessions, calls)
+        until(lambda: "has ended on all ranks" in said())
+        between = said()
+        self.begin(sessions, [0, 1], number=2)
+        until(lambda: "#2" in said())
+
+        assert "From now on one is reported after 2 s." in between
+        assert between.count("hang report") == 2
+        assert said().count("hang report") == 3
+
+    def test_creations_in_time(self, said):
+        """Nothing is said while creations return, however long a rank does other things."""
+        sessions = self.ranks(2, limit_s=1.0)
+        for number in (1, 2):
+            self.end(sessions, self.begin(sessions, [0, 1], number))
+            time.sleep(1.5)
+
+        assert said() == ""
+
+    @pytest.mark.parametrize("lost", [0, 1])
+    def test_watcher_that_is_gone(self, said, lost):
+        """Whichever watcher is lost, the hub's too, the other ranks have one report, which names its rank."""
+        sessions = self.ranks(4, limit_s=1.5)
+        time.sleep(0.7)
+        os.kill(watchers()[lost], signal.SIGKILL)
+        self.begin(sessions, range(4))
+        until(lambda: "hang report" in said())
+        time.sleep(1.0)
+
+        assert said().count("hang report") == 1
+        assert "3 of 4 ranks wait" in said()
+        assert f"rank {lost} cannot come to #1" in said()
+
+    def test_nobody_to_ask(self, said):
+        """A rank whose hub and its successor are lost reports for itself, and says that it does."""
+        sessions = self.ranks(3, limit_s=1.5)
+        time.sleep(0.7)
+        for pid in watchers()[:2]:
+            os.kill(pid, signal.SIGKILL)
+        self.begin(sessions, [2])
+        until(lambda: "hang report" in said())
+
+        assert re.search(r"ranks 0,1 +could not be asked", said())
+
+    def test_strangers(self, said):
+        """Who connects without knowing the token learns nothing, and does no harm."""
+        sessions = self.ranks(2, limit_s=2.0)
+        pid = watchers()[0]
+        time.sleep(0.5)
+        port = next(_listening_ports(pid))
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"token": "guess", "rank": 0}\n', b"[1]\n", b"\xff\n"):
+            with session.socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(words)
+                stranger.settimeout(DEADLINE_S)
+                assert stranger.recv(100) == b""
+        self.begin(sessions, [0, 1])
+        until(lambda: "hang report" in said())
+
+        assert "2 of 2 ranks wait" in said()
+
+
+def _listening_ports(pid):
+    inodes = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            yield int(fields[1].partition(":")[2], 16)
+
+
+# The text.
+
+
+def seen(number=1, ranks="0,1", *, kind="collective", backend="gloo", name=None, began=120.0, ended=None):
+    site = f"train.py:{number} main"
+    return Seen(number, kind, ranks, backend, name or str(number), site, began, ended)
+
+
+def view(rank, *creations, **keywords):
+    return View(rank, "node-a", 1000 + rank, creations, **keywords)
+
+
+def told(*views, size=4, **keywords):
+    return report(Job(size, {each.rank: each for each in views}, **keywords))
+
+
+def cause(*views, **keywords):
+    """The likely cause, without the line breaks."""
+    text = " ".join(told(*views, **keywords).split())
+    return text.partition("likely cause: ")[2]
+
+
+class TestDiagnosis:
+    def test_rank_that_has_not_come(self):
+        """The rank that is missing, what it made last, and how to see where it is."""
+        text = told(*(view(rank, seen(2, "0-3")) for rank in (0, 1, 2)), view(3, seen(1, ended=119.0)))
+
+        assert text.splitlines()[:3] == [
+            "hang report: 3 of 4 ranks wait in a creation, for 120 s by now",
+            "  ranks 0-2  waiting for 120 s: #2 new_group [0-3] gloo at train.py:2 main",
+            "  rank  3    elsewhere, returned 119 s ago: #1 new_group [0,1] gloo at train.py:1 main",
+        ]
+        assert "rank 3 has not come to #2 new_group [0-3]" in text
+        assert "`py-spy dump --pid 1003` on node-a" in " ".join(text.split())
+
+    def test_outsider_that_a_split_waits_for(self):
+        """To a split of a bound world every rank comes, to other groups only the members."""
+        waiting = [view(rank, seen(2), bound=True) for rank in (0, 1)]
+        elsewhere = [view(rank, seen(1, ended=9.0), bound=True) for rank in (2, 3)]
+        unbound = [each._replace(bound=False) for each in waiting]
+
+        assert cause(*waiting, *elsewhere).startswith("ranks 2,3 have not come to #2 new_group [0,1]")
+        assert cause(*unbound, *elsewhere).startswith("all ranks that it takes are in #2 new_group [0,1]")
+
+    def test_rank_that_was_never_there(self):
+        """A rank of which nothing was heard is named, for the world itself too."""
+        text = cause(view(0, seen(0, "0,1", kind="world")), size=2)
+
+        assert text.startswith(
+            "nothing is heard of rank 1, needed for #0 init_process_group gloo at train.py:0"
+        )
+
+    def test_rank_that_has_ended(self):
+        """With the time, and where it was; but not if it had made the creation before."""
+        waiting = [view(rank, seen(2, "0-3")) for rank in (0, 1)]
+        gone = End(GONE, "10:11:12", seen(2, "0-3"))
+        done = End(EXITED, "10:11:13", seen(2, "0-3", ended=1.0))
+        text = told(*waiting, ended={2: gone, 3: done})
+
+        assert "  rank  2    gone (killed, or left by os._exit), at 10:11:12, in #2 new_group [0-3]" in text
+        assert "  rank  3    exited, at 10:11:13, after #2 new_group [0-3]" in text
+        assert "rank 2 cannot come to #2" in text
+        assert "rank 3 cannot come" not in text
+
+    def test_network(self):
+        """With all ranks inside nobody is blamed."""
+        text = cause(*(view(rank, seen(1, "0,1")) for rank in (0, 1)))
+
+        assert text.startswith("all ranks that it takes are in #1 new_group [0,1]")
+        assert "NCCL_DEBUG=INFO" in text
+
+    def test_defect(self):
+        """The first creation that a defect strikes is named before all else, though a later one waits."""
+        struck = [Struck(1, "train.py:1 main", "other-backend", "what goes wrong", "https://link")]
+        text = cause(
+            view(0, seen(1, ended=9.0), seen(2), strategy="observe", torch="2.11.0"),
+            view(1, seen(1, ended=9.0), seen(2), strategy="observe", torch="2.11.0", struck=struck),
+        )
+
+        assert text == (
+            "other-backend: on torch 2.11.0 what goes wrong (https://link). "
+            "The first creation that it breaks is #1 at train.py:1 main. "
+            "TORCHCOMMSHIM=observe leaves it so; TORCHCOMMSHIM=auto, the default, repairs it."
+        )
+
+    def test_defect_of_a_creation_to_come(self):
+        """One that strikes only creations after those that are waited in is not the cause."""
+        struck = [Struck(3, "train.py:3 main", "other-backend", "what goes wrong", "https://link")]
+
+        assert "other-backend" not in told(view(0, seen(2)), view(1, seen(3, ended=1.0), struck=struck))
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            (seen(1, "0,1"), seen(1, "1,2")),
+            (seen(1, "0,1"), seen(1, "2,3")),
+            (seen(1, "0-2"), seen(1, "0,1")),
+            (seen(1, "0,1"), seen(1, "0,1", backend="nccl", ended=1.0)),
+        ],
+        ids=["overlapping", "not-one-of-its-own", "other-list", "other-backend"],
+    )
+    def test_order_mismatch(self, first, second):
+        """The first call in which ranks do not make the same group, in both versions."""
+        text = cause(view(0, first), view(1, second))
+
+        assert "rank 0 makes #1 new_group" in text
+        assert "in its place rank 1 makes #1 new_group" in text
+        assert "TORCHCOMMSHIM_CHECK_ORDER=1" in text
+
+    def test_order_mismatch_that_is_forgotten(self):
+        """Two ranks that wait for each other in one group under two numbers."""
+        text = cause(view(0, seen(3, "0,1")), view(1, seen(17, "0,1")))
+
+        assert "rank 0 makes #3 new_group [0,1]" in text
+        assert "rank 1 makes #17 new_group [0,1]" in text
+
+    def test_legal_differences(self):
+        """Each rank's own group in one call, and numbers that local groups have moved, are no mismatch."""
+        own = told(
+            view(0, seen(1, "0,1", ended=2.0), seen(2, "0-3")),
+            view(2, seen(1, "2,3", ended=2.0), seen(2, "0-3")),
+        )
+        moved = told(
+            view(0, seen(1, "0,5", kind="local", name="a", ended=2.0), seen(2, "0,1", name="1")),
+            view(1, seen(1, "0,1", name="1")),
+        )
+
+        assert "same order" not in own + moved
+
+    def test_alone(self):
+        """A rank that could not ask the others says so, and blames nobody."""
+        text = told(view(0, seen()), apart="the watcher of rank 1 was not reached")
+
+        assert "ranks 1-3  could not be asked: the watcher of rank 1 was not reached" in text
+        assert "likely cause: not found." in text
+
+    def test_thousands_of_ranks(self):
+        """4096 ranks in groups of 8, of which one rank is elsewhere, make a report of one page."""
+        size, creations = 4096, [shortened(range(first, first + 8)) for first in range(0, 4096, 8)]
+        views = [view(rank, seen(1 + rank // 8, creations[rank // 8]), bound=True) for rank in range(1, size)]
+        text = told(view(0, seen(0, f"0-{size - 1}", kind="world", ended=1.0)), *views, size=size)
+
+        assert len(text.splitlines()) < 60
+        assert "4095 of 4096 ranks wait" in text
+        assert "more ranks, in" in text
+
+    def test_one_stack_a_place(self):
+        """Of ranks that wait in the same line one stack is shown."""
+        stack = ["distributed_c10d.py:9 _new_process_group_helper", "train.py:1 main"]
+        text = told(*(view(rank, seen(), stack=stack, inside="ProcessGroupGloo") for rank in (0, 1)))
+
+        assert "ranks 0,1  waiting for 120 s in ProcessGroupGloo: #1" in text
+        assert text.count("innermost call first") == 1
+        assert text.endswith("\n    " + "\n    ".join(stack))
+
+
+@given(st.lists(st.integers(0, 40)))
+def test_ranges(ranks):
+    """Every list of ranks, in any order, is read as it was written."""
+    assert expanded(shortened(ranks)) == tuple(ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([0, 1], "0,1"),
+        ([*range(32), 40], "0-31,40"),
+        ([*range(0, 4096, 8)], "0-4088/8"),
+        ([2, 1, 0], "2,1,0"),
+    ],
+)
+def test_ranges_are_short(ranks, text):
+    """Runs, also those with equal gaps, are written by their ends."""
+    assert shortened(ranks) == text

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank writes down of its creations, as the shim tells of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torchcommshim.calls import Call
+from torchcommshim.creations import WORLD, Creation
+from torchcommshim.defects import POINT_TO_POINT, striking
+from torchcommshim.report import Report
+from torchcommshim.torch_state import TorchState
+from torchcommshim.watch.record import Struck
+from torchcommshim.watch.session import Session
+
+_WHERE = "the hang report"
+
+
+class Watch:
+    """Writes this rank's creations down for its watcher, which it starts with the world."""
+
+    def __init__(self, current: Report, state: TorchState) -> None:
+        self._report = current
+        self._state = state
+        self._session: Session | None = None
+        self._sorts: set[tuple[str, str, bool]] = set()
+        self._struck: list[Struck] = []
+
+    def begin(self, call: Call, store: Any) -> None:
+        try:
+            if call.kind == WORLD:
+                self._start(call, store)
+            if self._session and self._session.pid == os.getpid():  # a fork has no watcher of its own
+                self._session.record.begin(call)
+                if call.kind != WORLD:
+                    self._note_facts(call, self._session)
+        except Exception as error:
+            self._report.failed(_WHERE, error)
+
+    def end(self, call: Call, error: BaseException | None) -> None:
+        try:
+            if self._session and self._session.pid == os.getpid():
+                self._session.record.end(call)
+        except Exception as failure:
+            self._report.failed(_WHERE, failure)
+
+    def _start(self, call: Call, store: Any) -> None:
+        self._session = None
+        self._sorts, self._struck = set(), []
+        if not (call.shared and call.world_size > 1 and sys.platform == "linux" and _has_python()):
+            return
+        self._session = Session(call, store, self._report)
+
+    def _note_facts(self, call: Call, session: Session) -> None:
+        """Note, of the first creation of each sort, which defects strike it if nothing repairs them.
+
+        That depends on what makes a creation's sort, and on the world, which stays as it is.
+        """
+        sort = (call.kind, call.backend, len(call.ranks) == call.world_size)
+        if sort in self._sorts:
+            return
+        self._sorts.add(sort)
+        if not self._report.settings.acts:
+            self._struck += [
+                Struck(call.number, call.site, defect.name, defect.title, defect.upstream)
+                for defect in striking(self._creation(call), self._report.traits)
+                if defect is not POINT_TO_POINT  # breaks what comes after a creation
+            ]
+        session.record.facts(self._state.world.bound_device_id is not None, self._struck)
+
+    def _creation(self, call: Call) -> Creation:
+        device = self._state.world.bound_device_id
+        device_type = "cuda" if device is None else device.type
+        return Creation(
+            kind=call.kind,
+            ranks=call.ranks,
+            backend=call.backend,
+            world_size=call.world_size,
+            bound=device is not None,
+            device_backend=self._state.backends(call.backend).get(device_type),
+            world_device_backend=self._state.world_backends().get(device_type),
+            world_splits=self._state.who_splits(device or device_type),
+        )
+
+
+def _has_python() -> bool:
+    """`sys.executable` is an interpreter: not so in a program that embeds Python or is frozen."""
+    return bool(sys.executable) and "python" in os.path.basename(sys.executable).lower()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rank's side: it finds the job's hub through the world's store, and starts its watcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torchcommshim
+from torchcommshim.agreement import PREFIX, Counter
+from torchcommshim.calls import Call
+from torchcommshim.report import Report
+from torchcommshim.watch import stacks
+from torchcommshim.watch.record import Record, above_streams
+from torchcommshim.watch.views import EXITED
+
+# Without site-packages and the variables that steer Python: the watcher needs nothing of the program.
+_COMMAND = (
+    "-I",
+    "-S",
+    "-c",
+    "import sys; sys.path.append(sys.argv[1]); from torchcommshim.watch.watcher import main; main()",
+)
+_PARTING_S = 1.0
+_BACKLOG = 4096  # ranks connect at the same time
+
+
+class Session:
+    """One world of this process, its record and its watcher; ends with the process, or when let go.
+
+    Attributes:
+        pid: of this process; forks of it have nothing to do with the session.
+        record: what the watcher reads.
+    """
+
+    def __init__(self, call: Call, store: Any, current: Report) -> None:
+        self.pid = os.getpid()
+        self.record = Record(call.world_size)
+        stack = stacks.offer()
+        listener, addresses = _listen(store)
+        with listener:
+            mine = {
+                "rank": call.rank,
+                "addresses": addresses,
+                "port": listener.getsockname()[1],
+                "token": os.urandom(16).hex(),
+            }
+            orders = {
+                "hub": _find_hub(store, call.world_size, mine),
+                "mine": mine,
+                "listener": listener.fileno(),
+                "world_size": call.world_size,
+                "limit_s": current.settings.hang_report_s,
+                "pid": self.pid,
+                "record": self.record.descriptor,
+                "stack": stack,
+                "torch": current.torch_version,
+                "strategy": current.settings.strategy,
+            }
+            inherited = [listener.fileno(), self.record.descriptor, *([stack.descriptor] if stack else [])]
+            watcher, wire = _start(inherited)
+        os.close(self.record.descriptor)
+        weakref.finalize(self, _part, watcher, wire, self.pid)
+        _tell(wire, orders)
+
+
+def _listen(store: Any) -> tuple[socket.socket, list[str]]:
+    """A listening socket, and the names under which other ranks may reach it, the likeliest first."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if host in ("localhost", "::1") or str(host).startswith("127."):
+        listener, addresses = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG), ["127.0.0.1"]
+    else:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        listener = socket.create_server(("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        addresses = [*_address_towards(host, port), socket.gethostname(), "127.0.0.1"]
+    return _above_streams(listener), addresses
+
+
+def _address_towards(host: Any, port: Any) -> list[str]:
+    """This host's address on the way to another; none if the way is not known."""
+    with contextlib.suppress(OSError, TypeError):  # no host: a store in a file or in memory
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return [probe.getsockname()[0]]
+    return []
+
+
+def _above_streams(connection: socket.socket) -> socket.socket:
+    return socket.socket(fileno=above_streams(connection.detach()))
+
+
+def _find_hub(store: Any, size: int, mine: dict[str, Any]) -> dict[str, Any]:
+    """Whoever comes first in this world is its hub: two store operations, neither of which waits."""
+    counter = Counter.join(store, f"{PREFIX}/watch/{size}", size)
+    hub: dict[str, Any] = json.loads(
+        store.compare_set(f"{PREFIX}/hub/{size}/{counter.before}", "", json.dumps(mine))
+    )
+    return hub
+
+
+def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The watcher, and a connection to its stdin.
+
+    A socket, since writing to a pipe whose reader is gone may end this process by SIGPIPE, and since it can
+    be shut down where a fork has a copy of it.
+    """
+    wire, theirs = map(_above_streams, socket.socketpair())
+    try:
+        watcher = subprocess.Popen(
+            [sys.executable, *_COMMAND, str(Path(torchcommshim.__file__).absolute().parent.parent)],
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=_stderr(),
+            pass_fds=inherited,
+            cwd="/",
+            start_new_session=True,  # a signal to this process's group (Ctrl-C) is not meant for it
+        )
+    except BaseException:
+        wire.close()
+        raise
+    finally:
+        theirs.close()
+    return watcher, wire
+
+
+def _tell(wire: socket.socket, message: dict[str, Any]) -> None:
+    wire.sendall(json.dumps(message).encode() + b"\n", socket.MSG_NOSIGNAL)
+
+
+def _stderr() -> int:
+    """Where the report goes: this process's stderr as it is now, if it has one."""
+    for stream in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            return stream.fileno()  # type: ignore[union-attr]
+    return subprocess.DEVNULL
+
+
+def _part(watcher: subprocess.Popen[bytes], wire: socket.socket, pid: int) -> None:
+    """Tell the watcher how this process ends, upon which it ends too."""
+    if os.getpid() != pid:
+        watcher.returncode = 0  # it is no child of this fork, which has nothing to wait for
+        return
+    error = getattr(sys, "last_value", None)  # what has ended the program, if something has
+    how = f"{EXITED} after {type(error).__name__}: {error}".partition("\n")[0][:200] if error else EXITED
+    with contextlib.suppress(OSError), wire:
+        _tell(wire, {"bye": how})
+        wire.shutdown(socket.SHUT_WR)
+    try:
+        watcher.wait(_PARTING_S)
+    except subprocess.TimeoutExpired:
+        watcher.kill()
+        watcher.wait()
