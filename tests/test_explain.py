@@ -24,6 +24,7 @@ from test_traits import probe
 
 import torchcommshim
 from torchcommshim import cli
+from torchcommshim.explain import traces
 from torchcommshim.explain.program import AT_ONCE, LATER, WORLD_FIRST
 from torchcommshim.explain.releases import release_of, salt_of, traits_of
 from torchcommshim.explain.words import group, spans
@@ -521,6 +522,20 @@ def test_missing_rank_that_names_its_own_group(tmp_path, explain):
     code, found, _ = explain(tmp_path, "--partial", "--json")
 
     assert (code, found["calls_without_colour"]) == (0, [0] * 4)
+
+
+@once
+def test_dry_run_of_a_rank_that_is_behind(tmp_path):
+    """A rank that failed before it had made all groups is refused, or else taken for missing."""
+    for rank in range(4):
+        tracing.record(tracing.trace(tmp_path), rank, [{"ranks": (0, 1)}] * (1 if rank == 3 else 2))
+    (job,) = traces.read(tmp_path)
+
+    with pytest.raises(traces.BadTraces, match="rank 3 failed before making all the groups that others made"):
+        traces.check_complete(job, failed=[2, 3])
+    assert traces.check_complete(job, failed=[2]) is None
+    job.drop(job.behind([2, 3]))
+    assert job.missing == [3]
 
 
 @once

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchcommshim.creations import COLLECTIVE
 from torchcommshim.explain.words import listed
 from torchcommshim.trace import FORMAT
 
@@ -101,6 +102,19 @@ class Job:
     def creations(self) -> int:
         """The most that a rank has made."""
         return max(len(trace.creations) for trace in self.ranks.values())
+
+    def behind(self, ranks: Iterable[int]) -> list[int]:
+        """Those of `ranks` that made fewer of the groups that all ranks make than others did."""
+        made = {
+            rank: sum(each.kind == COLLECTIVE for each in trace.creations)
+            for rank, trace in self.ranks.items()
+        }
+        return sorted(rank for rank in ranks if rank in made and made[rank] < max(made.values()))
+
+    def drop(self, ranks: Iterable[int]) -> None:
+        """Take the traces of `ranks` for missing."""
+        for rank in ranks:
+            del self.ranks[rank]
 
     @property
     def missing(self) -> list[int]:
@@ -271,13 +285,16 @@ def _described(job: Job) -> str:
     return f"{moment}, {len(job.ranks)} of {job.size} ranks, {job.creations} groups made"
 
 
-def check_complete(job: Job) -> None:
-    """Raise BadTraces if a rank's trace is missing, or cut short."""
+def check_complete(job: Job, failed: Iterable[int] = ()) -> None:
+    """Raise BadTraces if a rank's trace is missing, cut short, or ends early since the rank `failed`."""
     advice = "; --partial explains what there is, and says what it assumes"
     if job.missing:
         raise BadTraces(
             f"job {job.name!r} has {job.size} ranks, and no trace of {listed(job.missing)}{advice}"
         )
+    short = job.behind(failed)
+    if short:
+        raise BadTraces(f"{listed(short)} failed before making all the groups that others made{advice}")
     cut = [trace.file.name for trace in job.ranks.values() if trace.cut]
     if cut:
         raise BadTraces(f"cut short in the middle of the last line: {', '.join(sorted(cut))}{advice}")
