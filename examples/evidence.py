@@ -40,7 +40,7 @@ class Run:
         extra: flags after the script's own.
         script: run in place of pretrain_gpt.py, relative to this folder.
         must_train: without the shim a run may hang.
-        deadline: seconds until it counts as hung.
+        deadline: seconds until each rank says where it is; if nothing moves then, the run is hung.
         outcome: trained, hang or error.
         iterations: how many it did.
         seconds: how long it took.
@@ -127,12 +127,9 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
             env=environment,
             start_new_session=True,
         )
-        # The ranks count from the moment they have torch; one that is stuck says where, and stays.
-        while (
-            process.poll() is None
-            and not stuck(run, folder)
-            and time.monotonic() < started + run.deadline + 60
-        ):
+        # When time is up, counted from when it has torch, a rank says where it is and goes on.
+        limit = started + run.deadline + 300
+        while process.poll() is None and not stuck(run, folder) and time.monotonic() < limit:
             time.sleep(1)
         if process.poll() is None:
             process.terminate()  # torchrun ends its ranks, within 30 seconds
@@ -143,8 +140,11 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
 
 
 def stuck(run: Run, folder: Path) -> bool:
-    """All ranks have said where they are when time was up."""
-    return sum("Timeout (" in file.read_text() for file in rank_files(folder, "stderr")) == run.ranks
+    """Time was up on all ranks, and none has printed anything for 15 seconds."""
+    up = sum("Timeout (" in file.read_text() for file in rank_files(folder, "stderr"))
+    return up == run.ranks and all(
+        time.time() - file.stat().st_mtime > 15 for file in rank_files(folder, "stdout")
+    )
 
 
 def rank_files(folder: Path, name: str) -> list[Path]:

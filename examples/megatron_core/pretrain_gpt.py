@@ -109,6 +109,9 @@ def train(args: argparse.Namespace) -> None:
         progress.iteration += 1
         progress.consumed_samples += args.global_batch_size
         lr = optimizer.param_groups[0]["lr"]
+        norm = (
+            None if norm is None else float(norm)
+        )  # the library gives a number or a tensor, None on overflow
         log.iteration(progress, mean_loss(losses), updated, norm, lr, optimizer.get_loss_scale().item())
     log.close()
 
