@@ -242,6 +242,7 @@ def _run_rank(rank, store, late):
     dist.new_group([0, 1])
     if rank == 0:
         dist.new_group([0], use_local_synchronization=True)
+    dist.barrier()  # or one rank leaves while the other still connects
     dist.destroy_process_group()
 
 

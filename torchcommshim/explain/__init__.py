@@ -56,12 +56,12 @@ def main(chosen: argparse.Namespace) -> int:
     """Explain; returns the exit code."""
     try:
         if chosen.fake:
-            with fake.traced(chosen) as (folder, failed):
-                return _explain(chosen, folder, failed)
+            with fake.traced(chosen) as (folder, ended):
+                return _explain(chosen, folder, ended)
         fake.refuse_options(chosen)
         if len(chosen.words) != 1:
             raise BadTraces("one folder with traces is needed; or --fake --world-size N -- COMMAND ...")
-        return _explain(chosen, Path(chosen.words[0]), failed=[])
+        return _explain(chosen, Path(chosen.words[0]), ended=[])
     except (BadTraces, fake.BadCommand) as error:
         sys.stderr.write(f"torchcommshim explain: {error}\n")
         return 2
@@ -70,12 +70,12 @@ def main(chosen: argparse.Namespace) -> int:
         return 130
 
 
-def _explain(chosen: argparse.Namespace, folder: Path, failed: list[int]) -> int:
+def _explain(chosen: argparse.Namespace, folder: Path, ended: list[int]) -> int:
     job = choose(read(folder), chosen.job)
     if chosen.partial:
-        job.drop(job.behind(failed))
+        job.drop(job.behind(ended))
     else:
-        check_complete(job, failed)
+        check_complete(job, ended)
     torch, traits, salt = _build(job, chosen.torch)
     taken = take(job, chosen.world, traits)
     ranks = sequences(job, taken)

@@ -85,7 +85,7 @@ def refuse_options(chosen: argparse.Namespace) -> None:
 def traced(chosen: argparse.Namespace) -> Iterator[tuple[Path, list[int]]]:
     """Run the command as each rank, and say on stderr what became of the runs.
 
-    Gives the folder of traces, for as long as it is there, and the ranks that failed.
+    Gives the folder of traces, for as long as it is there, and the ranks that failed or had to be ended.
 
     Raises:
         BadCommand: it cannot be run, or made no group.
@@ -108,7 +108,7 @@ def traced(chosen: argparse.Namespace) -> Iterator[tuple[Path, list[int]]]:
         _say_what_became(ended, Path(scratch), chosen)
         if not any(folder.iterdir()):
             raise BadCommand("no rank came as far as init_process_group, so there is nothing to explain")
-        yield folder, [each["rank"] for each in ended if _failed(each)]
+        yield folder, [each["rank"] for each in ended if each["how"] != "exit" or each["code"]]
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -210,7 +210,7 @@ def _say_what_became(ended: list[dict[str, Any]], scratch: Path, chosen: argpars
     by_end: dict[str, list[int]] = defaultdict(list)
     failed: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for each in ended:
-        if _failed(each):
+        if each["how"] == "exit" and each["code"]:
             text = (scratch / f"{each['rank']}.stderr").read_text(errors="replace")
             tail = text.strip().splitlines()[-_TAIL:]
             failed[(f"exit code {each['code']}", *tail)].append(each["rank"])
@@ -234,11 +234,6 @@ def _say_what_became(ended: list[dict[str, Any]], scratch: Path, chosen: argpars
             )
     if len(failed) > 4:
         _say(f"{listed(rank for ranks in list(failed.values())[4:] for rank in ranks)} failed in other ways")
-
-
-def _failed(ended: dict[str, Any]) -> bool:
-    """A rank ended by itself, and not well."""
-    return bool(ended["how"] == "exit" and ended["code"])
 
 
 def _say(text: str) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Optional
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
 from torchcommshim.explain.traces import BadTraces, Job, Made
@@ -110,6 +112,10 @@ def take(job: Job, choice: str, traits: Traits) -> Taken:
     return Taken(World(job.size, backend, bound, splits), traced, note)
 
 
+# For each rank and step of a program the creation that it makes or uses; None for the world.
+Origins = list[list[Optional[Made]]]
+
+
 @dataclass(frozen=True)
 class Sequences:
     """What each rank creates, in order, ready for the model.
@@ -126,14 +132,26 @@ class Sequences:
     steps: list[list[Create]]
     notes: list[str]
 
-    def program(self, uses: str) -> tuple[Program, list[list[Made | None]]]:
-        """The program in which groups are used as `uses` (one of `USES`) says.
+    @cached_property
+    def programs(self) -> dict[str, tuple[Program, Origins]]:
+        """For each of `USES` the program in which groups are used so, and where its steps come from."""
+        return {uses: self._program(uses) for uses in USES}
 
-        Returns:
-            It, and for each rank and step the creation that it makes or uses; None for the world.
-        """
+    @cached_property
+    def together(self) -> list[Create]:
+        """The creations, those that several ranks make together once."""
+        found: dict[tuple[Create, int], Create] = {}
+        for steps in self.steps:
+            times: Counter[Create] = Counter()
+            for step in steps:
+                alike = replace(step, group="")
+                times[alike] += 1
+                found.setdefault((alike, times[alike]), alike)
+        return list(found.values())
+
+    def _program(self, uses: str) -> tuple[Program, Origins]:
         program = Program(self.world)
-        origins: list[list[Made | None]] = []
+        origins: Origins = []
         for rank, (steps, made) in enumerate(zip(self.steps, self.made)):
             pairs = list(_with_uses(rank, list(zip(steps, made)), uses))
             program.steps[rank] = [step for step, _ in pairs]

@@ -285,16 +285,19 @@ def _described(job: Job) -> str:
     return f"{moment}, {len(job.ranks)} of {job.size} ranks, {job.creations} groups made"
 
 
-def check_complete(job: Job, failed: Iterable[int] = ()) -> None:
-    """Raise BadTraces if a rank's trace is missing, cut short, or ends early since the rank `failed`."""
+def check_complete(job: Job, ended: Iterable[int] = ()) -> None:
+    """Raise BadTraces if a rank's trace is missing, or cut short, or ends early with a rank of `ended`."""
     advice = "; --partial explains what there is, and says what it assumes"
     if job.missing:
         raise BadTraces(
             f"job {job.name!r} has {job.size} ranks, and no trace of {listed(job.missing)}{advice}"
         )
-    short = job.behind(failed)
-    if short:
-        raise BadTraces(f"{listed(short)} failed before making all the groups that others made{advice}")
+    behind = job.behind(ended)
+    if behind:
+        raise BadTraces(
+            f"{listed(behind)} failed, or came to --quiet or --limit, before making all the groups that "
+            f"others made{advice}"
+        )
     cut = [trace.file.name for trace in job.ranks.values() if trace.cut]
     if cut:
         raise BadTraces(f"cut short in the middle of the last line: {', '.join(sorted(cut))}{advice}")

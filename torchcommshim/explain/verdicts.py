@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from torchcommshim.defects import Defect
-from torchcommshim.explain.program import USES, Sequences
-from torchcommshim.explain.traces import Made
+from torchcommshim.explain.program import Origins, Sequences
 from torchcommshim.policy import Decision, decide
 from torchcommshim.splits import (
     ERROR,
     HANG,
     OK,
     WRONG,
-    Create,
     Outcome,
     Program,
     creation_of,
@@ -36,13 +34,13 @@ class Played:
 
     Attributes:
         uses: one of `program.USES`.
-        program, origins: see `Sequences.program`.
+        program, origins: see `Sequences.programs`.
         outcome: of the model.
     """
 
     uses: str
     program: Program
-    origins: list[list[Made | None]]
+    origins: Origins
     outcome: Outcome
 
     @property
@@ -81,20 +79,20 @@ def play(sequences: Sequences, traits: Traits, salt: str, strategy: str) -> Verd
     Raises:
         ValueError: the program makes no sense to the model.
     """
-    played = []
-    for uses in USES:
-        program, origins = sequences.program(uses)
-        played.append(Played(uses, program, origins, run(program, traits, strategy, salt)))
-    remedies = Counter(
-        decision.remedy for _, decision in _decisions(sequences, traits, strategy) if strategy != WITHOUT
-    )
+    played = [
+        Played(uses, program, origins, run(program, traits, strategy, salt))
+        for uses, (program, origins) in sequences.programs.items()
+    ]
+    remedies: Counter[str] = Counter()
+    if strategy != WITHOUT:
+        remedies.update(decision.remedy for decision in _decisions(sequences, traits, strategy))
     return Verdict(strategy, played, remedies)
 
 
 def causes(sequences: Sequences, traits: Traits) -> dict[Defect, int]:
     """The known defects that strike, and how many creations each."""
     found: dict[Defect, int] = {}
-    for _, decision in _decisions(sequences, traits, "auto"):
+    for decision in _decisions(sequences, traits, "auto"):
         for defect in decision.defects:
             found[defect] = found.get(defect, 0) + 1
     return found
@@ -114,17 +112,9 @@ def calls_without_colour(sequences: Sequences, traits: Traits) -> list[int]:
     ]
 
 
-def _decisions(sequences: Sequences, traits: Traits, strategy: str) -> list[tuple[Create, Decision]]:
+def _decisions(sequences: Sequences, traits: Traits, strategy: str) -> list[Decision]:
     """The decision on each creation; ranks that make one together count once."""
-    stripped = strategy == "strip" and sequences.world.bound
-    together: dict[tuple[object, ...], Create] = {}
-    for steps in sequences.steps:
-        times: Counter[Create] = Counter()
-        for step in steps:
-            alike = Create("", step.ranks, step.backend, step.kind)
-            times[alike] += 1
-            together.setdefault((alike, times[alike]), alike)
+    world, stripped = sequences.world, strategy == "strip" and sequences.world.bound
     return [
-        (step, decide(creation_of(step, sequences.world, stripped=stripped), traits, strategy))
-        for step in together.values()
+        decide(creation_of(step, world, stripped=stripped), traits, strategy) for step in sequences.together
     ]
