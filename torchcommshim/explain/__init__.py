@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(chosen: argparse.Namespace) -> int:
     """Explain; returns the exit code."""
     try:
+        _check_before(chosen)
         if chosen.fake:
             with fake.traced(chosen) as (folder, ended):
                 return _explain(chosen, folder, ended)
@@ -68,6 +69,17 @@ def main(chosen: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("torchcommshim explain: interrupted; all processes that it started are gone\n")
         return 130
+
+
+def _check_before(chosen: argparse.Namespace) -> None:
+    """Refuse what could not be followed after long runs."""
+    try:
+        if chosen.torch is not None:
+            traits_of(chosen.torch)
+    except ValueError as error:
+        raise BadTraces(f"--torch: {error}") from None
+    if chosen.svg:
+        _write(chosen.svg, "", mode="a")
 
 
 def _explain(chosen: argparse.Namespace, folder: Path, ended: list[int]) -> int:
@@ -92,12 +104,9 @@ def _explain(chosen: argparse.Namespace, folder: Path, ended: list[int]) -> int:
 
 def _build(job: Job, asked: str | None) -> tuple[str, Traits, str]:
     """The build of torch to explain for: its version, its traits, and the salt of its local names."""
+    if asked is not None:
+        return asked, traits_of(asked), salt_of(asked)
     traced: dict[str, Any] = job.first.world
-    try:
-        if asked is not None:
-            return asked, traits_of(asked), salt_of(asked)
-    except ValueError as error:
-        raise BadTraces(f"--torch: {error}") from None
     try:
         traits = Traits(**traced["traits"])
     except TypeError as error:
@@ -108,8 +117,9 @@ def _build(job: Job, asked: str | None) -> tuple[str, Traits, str]:
         return traced["torch"], traits, COUNTER
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, mode: str = "w") -> None:
     try:
-        file.write_text(text, encoding="utf-8")
+        with open(file, mode, encoding="utf-8") as stream:
+            stream.write(text)
     except OSError as error:
         raise BadTraces(f"--svg {file}: {error.strerror}") from error

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -279,8 +280,6 @@ def choose(jobs: list[Job], name: str | None) -> Job:
 
 
 def _described(job: Job) -> str:
-    import time
-
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started))
     return f"{moment}, {len(job.ranks)} of {job.size} ranks, {job.creations} groups made"
 
