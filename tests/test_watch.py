@@ -588,6 +588,13 @@ class TestDiagnosis:
         assert cause(*waiting, *elsewhere).startswith("ranks 2,3 have not come to #2 new_group [0,1]")
         assert cause(*unbound, *elsewhere).startswith("all ranks that it takes are in #2 new_group [0,1]")
 
+    def test_own_group_each(self):
+        """In a call in which each rank names its own group, the rank that has not come to it is missing."""
+        waiting = [view(rank, seen(2, ("0,1", "2,3")[rank // 2]), bound=True) for rank in (0, 1, 2)]
+        elsewhere = view(3, seen(1, ended=9.0), bound=True)
+
+        assert cause(*waiting, elsewhere).startswith("rank 3 has not come to #2 new_group [0,1]")
+
     def test_rank_that_was_never_there(self):
         """A rank of which nothing was heard is named, for the world itself too."""
         text = cause(view(0, seen(0, "0,1", kind="world")), size=2)
@@ -672,6 +679,12 @@ class TestDiagnosis:
         )
 
         assert "same order" not in own + moved
+
+    def test_direct_call(self):
+        """Of a direct call, which may span other processes, nobody is said to be missing."""
+        text = cause(view(0, seen(1, "", kind="direct")), view(1, seen(0, "0-3", kind="world", ended=9.0)))
+
+        assert text.startswith("not found.")
 
     def test_alone(self):
         """A rank that could not ask the others says so, and blames nobody."""

@@ -131,9 +131,9 @@ def _causes(job: Job) -> list[str]:
     """The likeliest first."""
     found = list(filter(None, (_defect(job), _disagreement(job))))
     if not found and not job.apart:
-        inside: dict[tuple[str, ...], set[int]] = defaultdict(set)
+        inside: dict[tuple[str, str], set[int]] = defaultdict(set)
         for rank, seen in job.waiting.items():
-            inside[seen.same].add(rank)
+            inside[seen.call].add(rank)
         for ranks in list(inside.values())[:_CAUSES]:
             found += _missing(job, ranks)
     return found[:_CAUSES]
@@ -201,16 +201,17 @@ def _order_mismatch(one: tuple[int, Seen], other: tuple[int, Seen]) -> str:
 
 
 def _missing(job: Job, inside: set[int]) -> Iterator[str]:
-    """Who should be in the creation that these ranks wait in, and is not."""
-    first = min(inside)
-    creation = job.waiting[first]
-    what, members = _text(creation), expanded(creation.ranks)
-    # To a split of the world every rank comes.
-    everyone = not members or (creation.kind == COLLECTIVE and job.views[first].bound)
-    absent = {*(range(job.size) if everyone else members)} - inside
-    ended = [
-        rank for rank, end in job.ended.items() if rank in absent and not _has_made(creation, [end.last])
-    ]
+    """Who should be in the call that these ranks wait in, and is not."""
+    creation = job.waiting[min(inside)]
+    what = _text(creation)
+    lists = {job.waiting[rank].ranks for rank in inside}  # each rank may have named its own group only
+    members = {rank for ranks in lists for rank in expanded(ranks)}
+    if not members:  # a direct call, which may span other processes
+        return
+    if creation.kind == COLLECTIVE and any(job.views[rank].bound for rank in inside):
+        members = set(range(job.size))  # to a split of the world every rank comes
+    absent = members - inside
+    ended = [rank for rank in absent & job.ended.keys() if not _has_made(creation, [job.ended[rank].last])]
     made = {rank: _has_made(creation, view.seen) for rank, view in job.views.items() if rank in absent}
     passed = [rank for rank, has_made in made.items() if has_made]
     to_come = [rank for rank, has_made in made.items() if not has_made]
@@ -233,7 +234,7 @@ def _missing(job: Job, inside: set[int]) -> Iterator[str]:
 def _has_made(creation: Seen, made: Sequence[Seen | None]) -> bool:
     """`creation` is among those that a rank has made, or all that is kept of them came later."""
     known = [each for each in made if each]
-    return any(each.same == creation.same and each.ended is not None for each in known) or (
+    return any(each.call == creation.call and each.ended is not None for each in known) or (
         bool(known) and known[0].number > creation.number
     )
 

@@ -87,7 +87,11 @@ def take(stack: Stack) -> list[str]:
         written = now
     text = os.pread(stack.descriptor, written - before, before).decode(errors="replace")
     found = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', text, re.MULTILINE)
-    return [f"{file}:{line} {function}" for file, line, function in found if not file.endswith(_PASSED_OVER)]
+    return [
+        f"{file}:{line} {function}"
+        for file, line, function in found
+        if not file.endswith(_PASSED_OVER) and not file.startswith("<frozen ")
+    ]
 
 
 def called(frame: str) -> str:

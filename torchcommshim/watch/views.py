@@ -32,6 +32,11 @@ class Seen(NamedTuple):
     ended: float | None
 
     @property
+    def call(self) -> tuple[str, str]:
+        """What is equal on all ranks, also where each names its own group only."""
+        return self.name, self.kind
+
+    @property
     def same(self) -> tuple[str, str, str, str]:
         """What is equal on all ranks that make this creation."""
         return self.name, self.kind, self.ranks, self.backend
