@@ -909,7 +909,7 @@ def test_dry_run_that_is_ended(tmp_path, needs_torch, number):
     command += ["--keep", tmp_path / "traces", "--quiet", 200, "--", script(tmp_path, after=after)]
     process = subprocess.Popen(
         list(map(str, command)),
-        env=clean_environment(PYTHONPATH=TESTED, MARK=word),
+        env=clean_environment(PYTHONPATH=TESTED, MARK=word, TMPDIR=str(tmp_path)),
         stderr=subprocess.PIPE,
         text=True,
     )
