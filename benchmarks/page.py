@@ -93,6 +93,7 @@ nobody. The store operations are the shim's.
 {plays}"""
 
 NOT_RUN = "Not run.\n"
+ENOUGH = 5  # rounds, to tell anything from noise
 
 
 def text(results: Results) -> str:
@@ -169,34 +170,37 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def _summary(results: Results) -> str:
     rows: list[tuple[str, str, str, str]] = []
 
-    def row(claim: str, goal: str, measured: str, met: bool) -> None:
-        rows.append((claim, goal, measured, "yes" if met else "**no**"))
+    def row(claim: str, goal: str, measured: str, met: bool, *, missed: bool) -> None:
+        rows.append((claim, goal, measured, "yes" if met else "**no**" if missed else "undecided"))
 
     for result in _of(results, "start"):
         least, peers = result["shim_to_empty"], result["peer_to_shim"]
         goals = result["goals"]
         claim = "start of Python: times what an empty module adds"
-        row(claim, f"at most {goals['empty']}", _ratio(least), least["ratio"] <= goals["empty"])
+        goal = goals["empty"]
+        row(claim, f"at most {goal}", _ratio(least), least["ratio"] <= goal, missed=least["low"] > goal)
         name = min(peers, key=lambda peer: peers[peer]["ratio"])
         claim = f"start of Python: times cheaper than the cheapest peer ({name})"
-        met = peers[name]["ratio"] >= goals["peers"]
-        row(claim, f"at least {goals['peers']}", _ratio(peers[name]), met)
+        goal, of = goals["peers"], peers[name]
+        row(claim, f"at least {goal}", _ratio(of), of["ratio"] >= goal, missed=of["high"] < goal)
     for result in _of(results, "import"):
         of, on = result["processor"], f"`import torch` {result['torch']}: processor time, times"
-        row(on, f"at most {result['goal']}", _ratio(of), of["ratio"] <= result["goal"])
+        goal = result["goal"]
+        row(on, f"at most {goal}", _ratio(of), of["ratio"] <= goal, missed=of["low"] > goal)
     for result in _of(results, "creation"):
         for world, found in result["worlds"].items():
             worst = max(found["conditions"], key=lambda name: found["conditions"][name]["added_us"]["median"])
             extra = found["conditions"][worst]["added_us"]
             claim = f"a creation on torch {result['torch']}, {world} world, {worst}: added µs"
             goal = result["goal_us"]
-            row(claim, f"under {goal:g}", _spread(extra), extra["median"] < goal)
+            row(claim, f"under {goal:g}", _spread(extra), extra["median"] < goal, missed=extra["q1"] >= goal)
     for name in ("training", "gpu-training"):
         for result in _of(results, name):
             of = result["to_without"]
             claim = f"{name}, torch {result['torch']}: the time of a step, times"
             if of["count"]:
-                row(claim, "1 within the interval", _ratio(of), of["low"] <= 1 <= of["high"])
+                met = of["count"] >= ENOUGH and of["low"] <= 1 <= of["high"]
+                row(claim, "1 within the interval", _ratio(of), met, missed=not met and of["count"] >= ENOUGH)
     return _table(("claim", "goal", "measured", "met"), rows) if rows else ""
 
 

@@ -70,11 +70,12 @@ def main() -> None:
     unknown = sorted(set(names) - {*CPU, *GPU})
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}")
-    results = read(args.add) if args.add else {}
+    if args.add:
+        write(read(args.add))
     for name in names or ([] if args.add else CPU):
-        results |= take(name, args)
-    if not args.out:
-        write(results)
+        result = take(name, args)
+        if not args.out:
+            write(result)
 
 
 def take(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -82,7 +83,10 @@ def take(name: str, args: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     limit = {"seconds": args.seconds} if args.seconds and name.endswith(("training", "up", "p2p")) else {}
     result = {**about(), **part(name)(args.quick, **limit)}
-    key = name if name == "start" else f"{name}, torch {result['torch']}"
+    key = f"{name}, torch {result['torch']}"
+    if name == "start":  # has nothing to do with torch
+        key = name
+        del result["torch"]
     progress(f"{name}: done in {time.monotonic() - began:.0f} s")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,6 @@ def write(results: dict[str, Any]) -> None:
     path.write_text(_dumped(merged))
     (DOCS / "performance.md").write_text(page.text(merged))
     page.plot(merged, DOCS / "performance.png")
-    progress(f"written: {DOCS / 'performance.md'}")
 
 
 def _dumped(results: dict[str, Any]) -> str:

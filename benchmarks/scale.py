@@ -167,10 +167,10 @@ def measure(quick: bool) -> dict[str, Any]:
         groups = list(creations(layout))
         for release, traits in RELEASES.items():
             for way in WAYS:
+                row = {"ranks": layout.ranks, "layout": str(layout), "torch": release, "way": way}
+                hangs = way == "device_id" and traits.members_split_late  # what it would do if it did not
                 counts = asdict(counted(groups, layout.ranks, traits, way))
-                rows.append(
-                    {"ranks": layout.ranks, "layout": str(layout), "torch": release, "way": way, **counts}
-                )
+                rows.append({**row, "hangs": hangs, **counts})
     plays = []
     for layout in layouts:
         if layout.ranks in PLAYED_ON:
