@@ -8,6 +8,7 @@ communicators' own, since nothing else is allocated.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
@@ -50,9 +51,12 @@ def bring_up(meeting: Meeting, bound: bool) -> dict[str, float]:
         torch.ones(1, device=common.GPU).item()  # the context, which is not to be counted
     meeting.wait()
     before = _used(torch) if real else 0
+    # Apart, since a rank that comes before the store listens tries again a second later.
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), meeting.size, meeting.rank == 0)
+    place = {"store": store, "rank": meeting.rank, "world_size": meeting.size}
     meeting.wait()
     clock = [time.monotonic()]
-    dist.init_process_group("nccl", **({"device_id": common.GPU} if bound else {}))
+    dist.init_process_group("nccl", **place, **({"device_id": common.GPU} if bound else {}))
     clock.append(time.monotonic())
     made = [
         (members, backend, dist.new_group(members, backend=None if backend == "nccl" else backend))
