@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -470,6 +472,27 @@ class TestJob:
         assert "rank 9 cannot come to #1" in said()
         assert "rank 5 has not come to #1" in said()
 
+    def test_rank_that_an_exception_has_ended(self, said):
+        """The others are told which."""
+        store = Store()
+        waiting = Session(world(0, 2), store, reporting(1.5))
+        text = f"""
+store = Store()
+store.values.update({store.values!r})
+watch.begin(world(1, 2), store)
+time.sleep(0.5)
+raise ValueError("no such file")
+"""
+        with rank_process(text) as rank:
+            rank.communicate(timeout=DEADLINE_S)
+        pending = call()
+        waiting.record.begin(pending)
+        until(lambda: "hang report" in said())
+
+        assert re.search(
+            r"rank  1  exited after ValueError: no such file, at \d+:\d+:\d+, in #0 init", said()
+        )
+
     def test_slow_creation(self, said):
         """One that returns after all is said to have; the next is given twice the time."""
         sessions = self.ranks(2, limit_s=1.0)
@@ -509,15 +532,18 @@ class TestJob:
         assert f"rank {lost} cannot come to #1" in said()
 
     def test_nobody_to_ask(self, said):
-        """A rank whose hub and its successor are lost reports for itself, and says that it does."""
-        sessions = self.ranks(3, limit_s=1.5)
-        time.sleep(0.7)
-        for pid in watchers()[:2]:
-            os.kill(pid, signal.SIGKILL)
-        self.begin(sessions, [2])
+        """A rank that does not reach the hub reports for itself, and says that it does."""
+        with socket.create_server(("127.0.0.1", 0)) as nobody:
+            port = nobody.getsockname()[1]
+        hub = {"rank": 2, "addresses": ["127.0.0.1", "localhost"], "port": port, "token": "t"}
+        store = Store()
+        store.compare_set = lambda *_: json.dumps(hub).encode()
+        alone = Session(world(0, 3), store, reporting(1.0))
+        pending = call()
+        alone.record.begin(pending)
         until(lambda: "hang report" in said())
 
-        assert re.search(r"ranks 0,1 +could not be asked", said())
+        assert "ranks 1,2  could not be asked: the watcher of rank 2 was not reached" in said()
 
     def test_strangers(self, said):
         """Who connects without knowing the token learns nothing, and does no harm."""
@@ -526,7 +552,7 @@ class TestJob:
         time.sleep(0.5)
         port = next(_listening_ports(pid))
         for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"token": "guess", "rank": 0}\n', b"[1]\n", b"\xff\n"):
-            with session.socket.create_connection(("127.0.0.1", port)) as stranger:
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
                 stranger.sendall(words)
                 stranger.settimeout(DEADLINE_S)
                 assert stranger.recv(100) == b""

@@ -21,13 +21,7 @@ from torchcommshim.watch import stacks
 from torchcommshim.watch.record import Record, above_streams
 from torchcommshim.watch.views import EXITED
 
-# Without site-packages and the variables that steer Python: the watcher needs nothing of the program.
-_COMMAND = (
-    "-I",
-    "-S",
-    "-c",
-    "import sys; sys.path.append(sys.argv[1]); from torchcommshim.watch.watcher import main; main()",
-)
+_COMMAND = "import sys; sys.path.append(sys.argv[1]); from torchcommshim.watch.watcher import main; main()"
 _PARTING_S = 1.0
 _BACKLOG = 4096  # ranks connect at the same time
 
@@ -115,10 +109,13 @@ def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket
     A socket, since writing to a pipe whose reader is gone may end this process by SIGPIPE, and since it can
     be shut down where a fork has a copy of it.
     """
+    package = str(Path(torchcommshim.__file__).absolute().parent.parent)
+    # It needs nothing of the program: no site-packages, no variables, but where Python cannot start without.
+    isolated = [] if "PYTHONHOME" in os.environ else ["-I"]
     wire, theirs = map(_above_streams, socket.socketpair())
     try:
         watcher = subprocess.Popen(
-            [sys.executable, *_COMMAND, str(Path(torchcommshim.__file__).absolute().parent.parent)],
+            [sys.executable, *isolated, "-S", "-c", _COMMAND, package],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=_stderr(),
