@@ -3,9 +3,10 @@
 
 Before a creation enters NCCL or gloo, ranks compare it through the world's store.  `new_group` is a call of
 every rank of the world, and its n-th calls belong together: all ranks meet there, as they do under torch's
-own TORCH_DIST_INIT_BARRIER=1.  Either all name the same list, or each names a list that all its members name.
-Two sums over the ranks tell, however many there are.  Creations that only some ranks make are
-compared by their own members, who wait for each other only where torch makes them wait.
+own TORCH_DIST_INIT_BARRIER=1.  Either all name the same list, or, where torch can tell their groups apart,
+each names a list that all its members name.  Two sums over the ranks tell, however many there are.  Creations
+that only some ranks make are compared by their own members, who wait for each other only where torch makes
+them wait.
 
 What other ranks have posted is read on the slow path alone: when the sum does not come out, or somebody is
 late.  Then the rank that came first watches for all that wait there, and what it finds becomes a verdict in
