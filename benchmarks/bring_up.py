@@ -27,7 +27,7 @@ EAGER = "without the shim"  # native eager splitting; torch 2.3 and 2.4 hang
 
 def measure(quick: bool, seconds: float = 120) -> dict[str, Any]:
     """Bring the job up in each way by turns, as often as fits into `seconds`."""
-    machine = ranks.machine()
+    machine = ranks.machine(without_gpu=quick)
     ways = {LAZY: Condition("off", bound=False)}
     if tuple(map(int, machine["torch"].split(".")[:2])) >= (2, 5):
         ways[EAGER] = Condition("off")

@@ -37,7 +37,8 @@ WAYS = {
 
 def measure(quick: bool, seconds: float = 120) -> dict[str, Any]:
     """Run the steps in each way by turns, as often as fits into `seconds`."""
-    series = Series("gpu-p2p", steps, 2 if quick else RANKS, ranks.machine(), seconds)
+    machine = ranks.machine(without_gpu=quick)
+    series = Series("gpu-p2p", steps, 2 if quick else RANKS, machine, seconds)
     alternate({way: partial(series.run, way, WAYS[way]) for way in WAYS}, 1 if quick else 10, seconds)
     shape = {"micro_batches": MICRO_BATCHES, "activations": ACTIVATIONS, "gradients": GRADIENTS}
     return {**series.result(base=LAZY, of="step"), **shape}

@@ -60,10 +60,16 @@ class Condition:
     bound: bool = True
 
 
-def machine() -> dict[str, Any]:
-    """What the ranks will run on.  Asked in a process of its own: after a fork, CUDA must be new."""
+def machine(*, without_gpu: bool = True) -> dict[str, Any]:
+    """What the ranks will run on.  Asked in a process of its own: after a fork, CUDA must be new.
+
+    Raises:
+        SystemExit: there is no GPU, and it does not go `without_gpu`.
+    """
     asked = subprocess.run([sys.executable, "-c", _ASK], check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    if not (found["gpus"] or without_gpu):
+        raise SystemExit("torch finds no GPU here; --quick tries it out on simulated NCCL")
     return found
 
 

@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,18 @@ def main() -> None:
         parser.error("--quick goes with --out: its numbers are not for docs/")
     several = {"cpu": CPU, "gpu": GPU, "all": CPU + GPU}
     names = [name for given in args.parts for name in several.get(given, (given,))]
+    if not (names or args.add):
+        names = list(CPU)
     unknown = sorted(set(names) - {*CPU, *GPU})
     if unknown:
         parser.error(f"no such part: {', '.join(unknown)}")
+    if not args.out and find_spec("matplotlib") is None:
+        parser.error("docs/ gets a plot: install matplotlib (the extra `bench`), or give --out")
+    if find_spec("torch") is None and {*names} - {"start"}:
+        parser.error(f"all parts but start need torch, and {sys.executable} has none")
     if args.add:
         write(read(args.add))
-    for name in names or ([] if args.add else CPU):
+    for name in names:
         result = take(name, args)
         if not args.out:
             write(result)
