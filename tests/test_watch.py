@@ -442,8 +442,17 @@ class TestJob:
     """Many ranks in this process, each with its record and its watcher."""
 
     def ranks(self, size, limit_s):
-        store, current = Store(), reporting(limit_s)
-        return [Session(world(rank, size), store, current) for rank in range(size)]
+        """Their sessions, once all watchers are connected to the hub's."""
+        self.started, store, current = watchers(), Store(), reporting(limit_s)
+        sessions = [Session(world(rank, size), store, current) for rank in range(size)]
+        (self.port,) = (json.loads(value)["port"] for key, value in store.values.items() if "/hub/" in key)
+        until(lambda: _connections(self.port) == size)
+        time.sleep(0.5)  # to be greeted, and told who is the hub's successor
+        return sessions
+
+    def watcher(self, rank):
+        """The process id of a rank's watcher."""
+        return [pid for pid in watchers() if pid not in self.started][rank]
 
     def begin(self, sessions, ranks, number=1):
         calls = {rank: call(number, tuple(range(len(sessions))), rank=rank) for rank in ranks}
@@ -457,7 +466,7 @@ class TestJob:
 
     def test_64_ranks(self, said):
         """Of 64 ranks one is elsewhere and one has ended: one report says so, and groups the others."""
-        sessions = self.ranks(64, limit_s=4.0)
+        sessions = self.ranks(64, limit_s=2.0)
         sessions[9] = None
         self.begin(sessions, [rank for rank in range(64) if rank not in (5, 9)])
         until(lambda: "hang report" in said())
@@ -520,9 +529,8 @@ raise ValueError("no such file")
     @pytest.mark.parametrize("lost", [0, 1])
     def test_watcher_that_is_gone(self, said, lost):
         """Whichever watcher is lost, the hub's too, the other ranks have one report, which names its rank."""
-        sessions = self.ranks(4, limit_s=1.5)
-        time.sleep(0.7)
-        os.kill(watchers()[lost], signal.SIGKILL)
+        sessions = self.ranks(4, limit_s=1.0)
+        os.kill(self.watcher(lost), signal.SIGKILL)
         self.begin(sessions, range(4))
         until(lambda: "hang report" in said())
         time.sleep(1.0)
@@ -547,12 +555,9 @@ raise ValueError("no such file")
 
     def test_strangers(self, said):
         """Who connects without knowing the token learns nothing, and does no harm."""
-        sessions = self.ranks(2, limit_s=2.0)
-        pid = watchers()[0]
-        time.sleep(0.5)
-        port = next(_listening_ports(pid))
+        sessions = self.ranks(2, limit_s=1.0)
         for words in (b"GET / HTTP/1.1\r\n\r\n", b'{"token": "guess", "rank": 0}\n', b"[1]\n", b"\xff\n"):
-            with socket.create_connection(("127.0.0.1", port)) as stranger:
+            with socket.create_connection(("127.0.0.1", self.port)) as stranger:
                 stranger.sendall(words)
                 stranger.settimeout(DEADLINE_S)
                 assert stranger.recv(100) == b""
@@ -562,12 +567,10 @@ raise ValueError("no such file")
         assert "2 of 2 ranks wait" in said()
 
 
-def _listening_ports(pid):
-    inodes = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
-            yield int(fields[1].partition(":")[2], 16)
+def _connections(port):
+    """How many connections there are to a port of this host."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(fields[2].endswith(f":{port:04X}") and fields[3] == "01" for fields in lines)
 
 
 # The text.

@@ -37,32 +37,41 @@ class Session:
     def __init__(self, call: Call, store: Any, current: Report) -> None:
         self.pid = os.getpid()
         self.record = Record(call.world_size)
-        stack = stacks.offer()
-        listener, addresses = _listen(store)
-        with listener:
-            mine = {
-                "rank": call.rank,
-                "addresses": addresses,
-                "port": listener.getsockname()[1],
-                "token": os.urandom(16).hex(),
-            }
-            orders = {
-                "hub": _find_hub(store, call.world_size, mine),
-                "mine": mine,
-                "listener": listener.fileno(),
-                "world_size": call.world_size,
-                "limit_s": current.settings.hang_report_s,
-                "pid": self.pid,
-                "record": self.record.descriptor,
-                "stack": stack,
-                "torch": current.torch_version,
-                "strategy": current.settings.strategy,
-            }
-            inherited = [listener.fileno(), self.record.descriptor, *([stack.descriptor] if stack else [])]
-            watcher, wire = _start(inherited)
-        os.close(self.record.descriptor)
+        try:
+            watcher, wire, orders = _begin(self.record, call, store, current)
+        finally:
+            os.close(self.record.descriptor)  # it stays mapped
         weakref.finalize(self, _part, watcher, wire, self.pid)
         _tell(wire, orders)
+
+
+def _begin(
+    record: Record, call: Call, store: Any, current: Report
+) -> tuple[subprocess.Popen[bytes], socket.socket, dict[str, Any]]:
+    """The watcher, the connection to its stdin, and what it is to be told first."""
+    stack = stacks.offer()
+    listener, addresses = _listen(store)
+    with listener:
+        mine = {
+            "rank": call.rank,
+            "addresses": addresses,
+            "port": listener.getsockname()[1],
+            "token": os.urandom(16).hex(),
+        }
+        orders = {
+            "hub": _find_hub(store, call.world_size, mine),
+            "mine": mine,
+            "listener": listener.fileno(),
+            "world_size": call.world_size,
+            "limit_s": current.settings.hang_report_s,
+            "pid": os.getpid(),
+            "record": record.descriptor,
+            "stack": stack,
+            "torch": current.torch_version,
+            "strategy": current.settings.strategy,
+        }
+        inherited = [listener.fileno(), record.descriptor, *([stack.descriptor] if stack else [])]
+        return (*_start(inherited), orders)
 
 
 def _listen(store: Any) -> tuple[socket.socket, list[str]]:
