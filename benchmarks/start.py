@@ -44,7 +44,8 @@ def measure(quick: bool) -> dict[str, Any]:
         near = _compared(ours, 20 if quick else 250)
         far = _compared({"bare": ours["bare"], "shim": ours["shim"], **agents}, 2 if quick else 12)
         bare = ours["bare"].modules()
-        modules = {name: len(start.modules() - bare) for name, start in {**ours, **agents}.items()}
+        starts = {**ours, **agents}
+        modules = {name: len(start.modules().keys() - bare.keys()) for name, start in starts.items()}
     peers = {"wrapt": near, **dict.fromkeys(agents, far)}
     return {
         "bare_ms": near["bare_ms"],

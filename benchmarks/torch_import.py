@@ -46,7 +46,9 @@ def measure(quick: bool) -> dict[str, Any]:
             rounds,
             seconds,
         )
+        shares = [_share(starts["without"], starts["with"]) for _ in range(1 if quick else 9)]
     return {
+        "share_percent": spread(shares),
         "processor_s": {name: spread(values) for name, values in times.items()},
         "wall_s": {name: spread(values) for name, values in wall.items()},
         "added_ms": spread([1e3 * value for value in added(times["with"], times["without"])]),
@@ -54,6 +56,13 @@ def measure(quick: bool) -> dict[str, Any]:
         "wall": ratio(wall["with"], wall["without"]),
         "goal": GOAL,
     }
+
+
+def _share(without: Start, having: Start) -> float:
+    """Of an import with the shim, the percentage of its time in modules that are not imported without."""
+    import_torch = "import torch"
+    plain, modules = without.modules(import_torch), having.modules(import_torch)
+    return 100 * sum(own for name, own in modules.items() if name not in plain) / sum(modules.values())
 
 
 def _processor_s(start: Start) -> float:
