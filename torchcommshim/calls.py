@@ -10,15 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 # Frames between a script and the creation: torch's own, and ours.
 _PASSED_OVER = ("torch", "torchcommshim", "wrapt", "contextlib")
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One creation on this rank.
 
     Attributes:
@@ -80,5 +79,6 @@ def site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
+@cache
 def _is_passed_over(module: str) -> bool:
     return module.partition(".")[0] in _PASSED_OVER

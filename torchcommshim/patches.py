@@ -20,7 +20,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -107,40 +107,46 @@ class Stack(threading.local):
         top = self._frames[-1] if self._frames else None
         return top if isinstance(top, Plan) else None
 
-    @contextmanager
-    def inside(self, frame: Mark | Plan | None) -> Iterator[None]:
-        """Hold `frame` as the innermost one."""
+    def inside(self, frame: Mark | Plan | None) -> Stack:
+        """Hold `frame` as the innermost one: `with stack.inside(frame)`."""
         self._frames.append(frame)
-        try:
-            yield
-        finally:
-            self._frames.pop()
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *raised: object) -> None:
+        self._frames.pop()
 
 
 @dataclass
 class Memory:
-    """What is kept of a world as long as it lives.
+    """What is known of a world as long as it lives; asking torch each time would cost more than the rest.
 
     Attributes:
+        rank, size: of this process in the world, and of the world.
+        store: the world's.
+        backends: the world's backend for each type of device.
+        shared: there are other processes; not so in a dry run.
         stripped: the shim dropped its device_id.
         local_creations: how often exactly these ranks have made a local-synchronization group.
-        shared: there are other processes; None until it is asked for.
         numbers: of the creations on this rank; the world's own is 0.
+        decisions: what was decided, for each sort of creation.
     """
 
+    rank: int
+    size: int
+    store: Any
+    backends: dict[str, str]
+    shared: bool
     stripped: bool = False
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    shared: bool | None = None
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    decisions: dict[tuple[object, ...], Decision] = field(default_factory=dict)
 
 
 # By world, not by process: ranks may be threads (torch's MultiThreadedTestCase), and a shim that is removed
 # and installed again finds the same groups.
 _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
-
-
-def _memory(world: Any) -> Memory:
-    return _memories.setdefault(world, Memory())
 
 
 class Shim:
@@ -219,24 +225,22 @@ class Shim:
 
     def _call(self, kind: str, args: Args, kwargs: Kwargs) -> tuple[Call, Any] | None:
         """This call of the helper, and the world's store."""
-        is_world = kind == WORLD
-        if self.state.uses_torchcomms() or not (is_world or self.state.c10d.is_initialized()):
-            return None
         get = partial(self.forms["_new_process_group_helper"].get, args, kwargs)
-        backend = str(get("backend")).lower()
-        if is_world:
-            number, rank, size, store = 0, get("group_rank"), get("group_size"), get("store")
-            ranks: Any = range(size)
-            shared = self.worlds.is_shared(backend)
-        else:
-            world = self.state.world
-            memory = _memory(world)
-            if memory.shared is None:
-                memory.shared = self.worlds.is_shared(self.state.world_backend)
-            number, rank, size, store = next(memory.numbers), world.rank(), world.size(), self.state.store
-            ranks, shared = get("global_ranks_in_group") or (), memory.shared
-        name = str(get("group_name"))
-        return Call(number, kind, tuple(map(int, ranks)), backend, name, rank, size, shared, site()), store
+        backend, name = str(get("backend")).lower(), str(get("group_name"))
+        if self.state.uses_torchcomms():
+            return None
+        if kind == WORLD:
+            size, shared = get("group_size"), self.worlds.is_shared(backend)
+            ranks = tuple(range(size))
+            call = Call(0, kind, ranks, backend, name, get("group_rank"), size, shared, site())
+            return call, get("store")
+        world = self.state.world
+        if world is None:
+            return None
+        memory, ranks = self._memory(world), _ranks(get("global_ranks_in_group"))
+        number = next(memory.numbers)
+        call = Call(number, kind, ranks, backend, name, memory.rank, memory.size, memory.shared, site())
+        return call, memory.store
 
     def _get_split_source(self, wrapped: Original, instance: Any, args: Args, kwargs: Kwargs) -> Any:
         source, plan = wrapped(*args, **kwargs), self.stack.plan
@@ -247,50 +251,67 @@ class Shim:
         return None if self.acts and plan.decision.remedy == INDEPENDENT else source
 
     def _note_stripped(self) -> None:
-        _memory(self.state.world).stripped = True
+        self._memory(self.state.world).stripped = True
+
+    def _memory(self, world: Any) -> Memory:
+        memory = _memories.get(world)
+        if memory is None:
+            shared = self.worlds.is_shared(self.state.world_backend)
+            backends = self.state.world_backends()
+            fresh = Memory(world.rank(), world.size(), self.state.store, backends, shared)
+            memory = _memories.setdefault(world, fresh)
+        return memory
 
     def _plan(self, kind: str, args: Args, kwargs: Kwargs) -> Plan | None:
-        if not self.state.c10d.is_initialized() or self.state.uses_torchcomms() or self._is_harmless(kind):
+        world = self.state.world
+        if world is None or self.state.uses_torchcomms():
             return None
-        creation = self._describe(kind, args, kwargs)
-        decision = decide(creation, self.traits, self.report.settings.strategy)
+        helper, memory, device = (
+            self.forms["_new_process_group_helper"],
+            self._memory(world),
+            world.bound_device_id,
+        )
+        ranks = _ranks(helper.get(args, kwargs, "global_ranks_in_group"))
+        backend = str(helper.get(args, kwargs, "backend")).lower()
+        # Of its ranks, a decision depends on their number alone; a test holds the policy to that.
+        sort = (kind, backend, device, memory.stripped, len(ranks))
+        decision = memory.decisions.get(sort)
+        if decision is None:
+            decision = memory.decisions[sort] = self._decide(kind, ranks, backend, device, memory)
         if decision == NOTHING:
             return None
-        helper = self.forms["_new_process_group_helper"]
-        speaks = self._speaks(kind, helper.get(args, kwargs, "group_rank"))
-        plan = Plan(creation, decision, args, kwargs, speaks)
+        creation = self._describe(kind, ranks, backend, device, memory)
+        plan = Plan(
+            creation, decision, args, kwargs, self._speaks(kind, helper.get(args, kwargs, "group_rank"))
+        )
         if decision.rename or decision.unbind:
             self._count(plan)
         if self.acts:
             plan.args, plan.kwargs = helper.replace(args, kwargs, **self._changes(plan))
         return plan
 
-    def _is_harmless(self, kind: str) -> bool:
-        """Nothing is known to break any such creation: spare healthy worlds the look at it."""
-        world = self.state.world
-        return (
-            kind != LOCAL
-            and world.bound_device_id is None
-            and not self.traits.split_tests_size
-            and not _memory(world).stripped
-        )
+    def _decide(
+        self, kind: str, ranks: tuple[int, ...], backend: str, device: Any, memory: Memory
+    ) -> Decision:
+        if kind != LOCAL and device is None and not self.traits.split_tests_size and not memory.stripped:
+            return NOTHING  # whatever the backends are, which may be of a kind that answers no questions
+        creation = self._describe(kind, ranks, backend, device, memory)
+        return decide(creation, self.traits, self.report.settings.strategy)
 
-    def _describe(self, kind: str, args: Args, kwargs: Kwargs) -> Creation:
-        helper, world = self.forms["_new_process_group_helper"], self.state.world
-        ranks = helper.get(args, kwargs, "global_ranks_in_group")
-        backend = str(helper.get(args, kwargs, "backend")).lower()
-        device = world.bound_device_id
+    def _describe(
+        self, kind: str, ranks: tuple[int, ...], backend: str, device: Any, memory: Memory
+    ) -> Creation:
         # As _get_split_source of 2.3 to 2.5, the only ones that ask it for a world that is not bound.
         device_type = "cuda" if device is None else device.type
         return Creation(
             kind=kind,
-            ranks=() if ranks is None else tuple(map(int, ranks)),
+            ranks=ranks,
             backend=backend,
-            world_size=world.size(),
+            world_size=memory.size,
             bound=device is not None,
-            stripped=_memory(world).stripped,
+            stripped=memory.stripped,
             device_backend=self.state.backends(backend).get(device_type),
-            world_device_backend=self.state.world_backends().get(device_type),
+            world_device_backend=memory.backends.get(device_type),
             world_splits=self.state.who_splits(device or device_type),
         )
 
@@ -319,8 +340,8 @@ class Shim:
         torch adds a counter that not all ranks advance (pytorch#173608).  Not calling its function also
         leaves `group_count` alone, which 2.14 and later advance on members only.
         """
-        ranks = tuple(map(int, self.forms["_process_group_name"].get(args, kwargs, "ranks")))
-        made = _memory(self.state.world).local_creations
+        ranks = _ranks(self.forms["_process_group_name"].get(args, kwargs, "ranks"))
+        made = self._memory(self.state.world).local_creations
         made[ranks] += 1
         return f"local_{_digest(ranks)}_{made[ranks]}"
 
@@ -339,7 +360,7 @@ class Shim:
     def _speaks(self, kind: str, group_rank: Any) -> bool:
         """One rank speaks of a creation: of one that all ranks make, the world's first."""
         if kind == COLLECTIVE:
-            return bool(self.state.world.rank() == 0)
+            return self._memory(self.state.world).rank == 0
         return kind == DIRECT or group_rank == 0
 
     def _guarded(self, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -365,6 +386,11 @@ def _observers(current: report.Report, state: TorchState) -> list[Observer]:
             except Exception as error:  # repairs go on without it
                 current.failed(module, error)
     return observers
+
+
+def _ranks(given: Any) -> tuple[int, ...]:
+    """A list of ranks as plain numbers; a direct caller may name none."""
+    return () if given is None else tuple(map(int, given))
 
 
 def _digest(ranks: tuple[int, ...]) -> str:

@@ -17,8 +17,8 @@ class TorchState:
 
     @property
     def world(self) -> Any:
-        """The world: torch's default process group."""
-        return self.c10d._get_default_group()
+        """The world: torch's default process group; None if there is none."""
+        return self.c10d._world.default_pg
 
     @property
     def store(self) -> Any:
