@@ -162,7 +162,7 @@ def judge(run: Run, code: int, out: list[str], err: list[str], iterations: int) 
     )
     run.where = [f"rank {rank}: {innermost(text)}" for rank, text in enumerate(err) if "Timeout (" in text]
     if code == 0 and run.iterations == iterations:
-        run.outcome = "trained"
+        run.outcome, run.where = "trained", []  # it was slow, and has ended
     else:
         run.outcome = "hang" if run.where else "error"
 
@@ -219,7 +219,8 @@ def plot(runs: list[Run], path: Path) -> None:
         )  # one line hides another, not its marks
     axes.set(xlabel="iteration", ylabel="lm loss")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2)
+    if trained:
+        axes.legend(fontsize="small", ncols=2)
     figure.savefig(path, dpi=120)
 
 

@@ -47,6 +47,13 @@ def test_hang():
     ]
 
 
+def test_slow():
+    """A run that said where it was when time was up, and then ended well, has trained."""
+    run = judged(0, ["", LINE], ["", DUMP])
+
+    assert (run.outcome, run.where) == ("trained", [])
+
+
 def test_error():
     """Any other end is an error."""
     assert judged(1, ["", ""], ["Traceback", ""]).outcome == "error"
