@@ -23,7 +23,7 @@ import torchcommshim
 from torchcommshim import order
 from torchcommshim.calls import Call
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
-from torchcommshim.order import OrderCheck, OrderError, spans, unfold
+from torchcommshim.order import OrderCheck, OrderError
 from torchcommshim.report import Report
 from torchcommshim.settings import Settings
 from torchcommshim.traits import Traits
@@ -424,23 +424,6 @@ def test_changed_programs(scripts, late_s, apart, data):
             script[one] = new_group(*data.draw(st.sets(st.integers(0, len(scripts) - 1))))
 
     assert outcome(scripts, late_s, apart) == first_difference(scripts, apart)
-
-
-@once
-@given(st.lists(st.integers(0, 40)))
-def test_spans(ranks):
-    """Any list of ranks is read back as it was written."""
-    assert unfold(spans(ranks)) == tuple(ranks)
-
-
-@once
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([], ""), ([0, 1, 2, 3, 8], "0-3,8"), ([3, 5, 7, 6], "3-7/2,6"), (range(0, 4096, 8), "0-4088/8")],
-)
-def test_spans_are_short(ranks, text):
-    """Regular lists take little room in the store and in messages."""
-    assert spans(list(ranks)) == text
 
 
 @once

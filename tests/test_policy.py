@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, Creation
 from torchcommshim.defects import CATALOGUE, striking
@@ -132,3 +134,22 @@ def test_membership_is_not_recorded():
 def test_healthy_creation_is_left_alone():
     """Nothing at all is decided about a creation that works."""
     assert decide(NCCL, TORCH_2_11, "auto") == NOTHING
+
+
+@given(
+    st.sampled_from([NCCL, WHOLE, GLOO, CPU_GLOO, GLOO_WORLD, UNBOUND, LOCAL_NCCL, LOCAL_GLOO_UNBOUND]),
+    st.sampled_from(BUILDS),
+    st.sampled_from(["auto", "strip", "split", "observe"]),
+    st.booleans(),
+    st.permutations(range(8)),
+    st.permutations(range(8)),
+    st.integers(1, 8),
+)
+def test_only_the_number_of_ranks_matters(creation, traits, strategy, stripped, some, others, number):
+    """Groups of as many ranks get one decision: it is made once for all of them."""
+    one, other = (
+        replace(creation, ranks=tuple(ranks[:number]), world_size=8, stripped=stripped)
+        for ranks in (some, others)
+    )
+
+    assert decide(one, traits, strategy) == decide(other, traits, strategy)

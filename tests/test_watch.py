@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 
 import torchcommshim
 from torchcommshim.calls import Call
+from torchcommshim.ranges import expanded, shortened
 from torchcommshim.report import Report
 from torchcommshim.settings import Settings
 from torchcommshim.traits import Traits
 from torchcommshim.watch import session, stacks
 from torchcommshim.watch.diagnosis import Job, report
 from torchcommshim.watch.observer import Watch
-from torchcommshim.watch.ranges import expanded, shortened
 from torchcommshim.watch.record import Reader, Record, Struck
 from torchcommshim.watch.session import Session
 from torchcommshim.watch.views import EXITED, GONE, End, Seen, View

@@ -31,6 +31,7 @@ from torchcommshim import settings
 from torchcommshim.agreement import PREFIX
 from torchcommshim.calls import Call
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
+from torchcommshim.ranges import expanded, shortened
 from torchcommshim.report import Report, say
 from torchcommshim.torch_state import TorchState
 from torchcommshim.worlds import NONBLOCKING_SWITCH
@@ -435,13 +436,13 @@ class Post:
 
     def dump(self) -> str:
         """As JSON, in which a regular list of ranks is short."""
-        return json.dumps({**vars(self), "ranks": spans(self.ranks)}, separators=(",", ":"))
+        return json.dumps({**vars(self), "ranks": shortened(self.ranks)}, separators=(",", ":"))
 
     @classmethod
     def load(cls, text: str) -> Post:
         """What `dump` made."""
         fields = json.loads(text)
-        return cls(**{**fields, "ranks": unfold(fields["ranks"])})
+        return cls(**{**fields, "ranks": expanded(fields["ranks"])})
 
     @property
     def meeting(self) -> Meeting:
@@ -475,7 +476,7 @@ class Post:
 
     @property
     def _made(self) -> str:
-        ranks = list(self.ranks) if len(self.ranks) <= _NAMED_AT_MOST else f"[{spans(self.ranks)}]"
+        ranks = list(self.ranks) if len(self.ranks) <= _NAMED_AT_MOST else f"[{shortened(self.ranks)}]"
         return {COLLECTIVE: "new_group", LOCAL: "the local group", DIRECT: "the direct group"}[
             self.kind
         ] + f" {ranks}"
@@ -554,7 +555,7 @@ def _difference(posts: Iterable[Post]) -> str | None:
         for post in by_version[version]:
             lines.setdefault(post.line, []).append(post.rank)
         first_line, *others_lines = [
-            f"  rank{'s' * (len(ranks) > 1)} {spans(ranks)}: {line}" for line, ranks in lines.items()
+            f"  rank{'s' * (len(ranks) > 1)} {shortened(ranks)}: {line}" for line, ranks in lines.items()
         ]
         firsts.append(first_line)
         more += others_lines
@@ -577,30 +578,3 @@ def _and_more(items: Sequence[object]) -> list[str]:
 
 def _verdict(text: str, *, is_error: bool) -> str:
     return json.dumps({"text": text, "is_error": is_error})
-
-
-def spans(ranks: Sequence[int]) -> str:
-    """A list of ranks, short where it is regular: `0-3,8`, and `16-64/8` for every eighth."""
-    parts, start = [], 0
-    while start < len(ranks):
-        step = ranks[start + 1] - ranks[start] if start + 1 < len(ranks) else 0
-        end = start + 1
-        while step > 0 and end < len(ranks) and ranks[end] - ranks[end - 1] == step:
-            end += 1
-        if end - start < 3:
-            parts.append(f"{ranks[start]}")
-            start += 1
-        else:
-            parts.append(f"{ranks[start]}-{ranks[end - 1]}" + (f"/{step}" if step > 1 else ""))
-            start = end
-    return ",".join(parts)
-
-
-def unfold(text: str) -> tuple[int, ...]:
-    """The ranks that `spans` has written."""
-    ranks: list[int] = []
-    for part in text.split(",") if text else ():
-        span, _, step = part.partition("/")
-        first, _, last = span.partition("-")
-        ranks += range(int(first), int(last or first) + 1, int(step or 1))
-    return tuple(ranks)

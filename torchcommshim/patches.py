@@ -76,9 +76,19 @@ class Mark:
 
 @dataclass
 class Plan:
-    """What is done about one call of the helper."""
+    """What is done about one call of the helper.
+
+    Attributes:
+        creation: one of the same sort, whose ranks may be others.
+        ranks: of this one.
+        decision: what is done.
+        args, kwargs: the call that is made.
+        speaks: it is for this rank to say so.
+        counted: it has been counted as a repair.
+    """
 
     creation: Creation
+    ranks: tuple[int, ...]
     decision: Decision
     args: Args
     kwargs: Kwargs
@@ -130,7 +140,7 @@ class Memory:
         stripped: the shim dropped its device_id.
         local_creations: how often exactly these ranks have made a local-synchronization group.
         numbers: of the creations on this rank; the world's own is 0.
-        decisions: what was decided, for each sort of creation.
+        decided: the first creation of each sort, and what was decided.
     """
 
     rank: int
@@ -141,7 +151,7 @@ class Memory:
     stripped: bool = False
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
-    decisions: dict[tuple[object, ...], Decision] = field(default_factory=dict)
+    decided: dict[tuple[object, ...], tuple[Creation, Decision]] = field(default_factory=dict)
 
 
 # By world, not by process: ranks may be threads (torch's MultiThreadedTestCase), and a shim that is removed
@@ -266,37 +276,27 @@ class Shim:
         world = self.state.world
         if world is None or self.state.uses_torchcomms():
             return None
-        helper, memory, device = (
-            self.forms["_new_process_group_helper"],
-            self._memory(world),
-            world.bound_device_id,
-        )
+        memory, device = self._memory(world), world.bound_device_id
+        if kind != LOCAL and device is None and not self.traits.split_tests_size and not memory.stripped:
+            return None  # whatever the backends are, which may be of a kind that answers no questions
+        helper = self.forms["_new_process_group_helper"]
         ranks = _ranks(helper.get(args, kwargs, "global_ranks_in_group"))
         backend = str(helper.get(args, kwargs, "backend")).lower()
         # Of its ranks, a decision depends on their number alone; a test holds the policy to that.
         sort = (kind, backend, device, memory.stripped, len(ranks))
-        decision = memory.decisions.get(sort)
-        if decision is None:
-            decision = memory.decisions[sort] = self._decide(kind, ranks, backend, device, memory)
+        if sort not in memory.decided:
+            creation = self._describe(kind, ranks, backend, device, memory)
+            memory.decided[sort] = creation, decide(creation, self.traits, self.report.settings.strategy)
+        creation, decision = memory.decided[sort]
         if decision == NOTHING:
             return None
-        creation = self._describe(kind, ranks, backend, device, memory)
-        plan = Plan(
-            creation, decision, args, kwargs, self._speaks(kind, helper.get(args, kwargs, "group_rank"))
-        )
+        speaks = self._speaks(kind, memory, helper.get(args, kwargs, "group_rank"))
+        plan = Plan(creation, ranks, decision, args, kwargs, speaks)
         if decision.rename or decision.unbind:
             self._count(plan)
         if self.acts:
             plan.args, plan.kwargs = helper.replace(args, kwargs, **self._changes(plan))
         return plan
-
-    def _decide(
-        self, kind: str, ranks: tuple[int, ...], backend: str, device: Any, memory: Memory
-    ) -> Decision:
-        if kind != LOCAL and device is None and not self.traits.split_tests_size and not memory.stripped:
-            return NOTHING  # whatever the backends are, which may be of a kind that answers no questions
-        creation = self._describe(kind, ranks, backend, device, memory)
-        return decide(creation, self.traits, self.report.settings.strategy)
 
     def _describe(
         self, kind: str, ranks: tuple[int, ...], backend: str, device: Any, memory: Memory
@@ -330,7 +330,7 @@ class Shim:
             # Ranks may each name their own group in one call.  Split by colour that works; what then
             # connects through the store, here the group or later its pairs, needs keys of its own.
             store = helper.get(plan.args, plan.kwargs, "store")
-            prefix = f"{PREFIX}/{_digest(plan.creation.ranks)}"
+            prefix = f"{PREFIX}/{_digest(plan.ranks)}"
             changes["store"] = self.state.c10d.PrefixStore(prefix, store)
         return changes
 
@@ -355,12 +355,12 @@ class Shim:
     def _count(self, plan: Plan) -> None:
         if not plan.counted:
             plan.counted = True
-            self.report.repaired(plan.creation, plan.decision, speak=plan.speaks)
+            self.report.repaired(plan.creation, plan.ranks, plan.decision, speak=plan.speaks)
 
-    def _speaks(self, kind: str, group_rank: Any) -> bool:
+    def _speaks(self, kind: str, memory: Memory, group_rank: Any) -> bool:
         """One rank speaks of a creation: of one that all ranks make, the world's first."""
         if kind == COLLECTIVE:
-            return self._memory(self.state.world).rank == 0
+            return memory.rank == 0
         return kind == DIRECT or group_rank == 0
 
     def _guarded(self, function: Callable[..., T], *arguments: Any) -> T | None:
@@ -376,7 +376,7 @@ def _observers(current: report.Report, state: TorchState) -> list[Observer]:
     chosen, observers = current.settings, list[Observer]()
     wanted = (
         (chosen.trace, "trace", "Trace"),
-        (chosen.hang_report_s, "watch", "Watch"),
+        (chosen.hang_report_s, "watch.observer", "Watch"),
         (chosen.check_order, "order", "OrderCheck"),
     )
     for asked, module, name in wanted:

@@ -34,12 +34,15 @@ class Report:
         self._has_spoken = False
         self._has_warned = False
 
-    def repaired(self, creation: Creation, decision: Decision, *, speak: bool) -> None:
-        """Count a repair; say so if it is this process's first and `speak`."""
-        self.repairs.update(defect.name for defect in decision.defects)
+    def repaired(
+        self, creation: Creation, ranks: tuple[int, ...], decision: Decision, *, speak: bool
+    ) -> None:
+        """Count a repair of a group of `ranks`, of the sort of `creation`; say the first one if `speak`."""
+        for defect in decision.defects:
+            self.repairs[defect.name] += 1
         if speak and not self._has_spoken:
             self._has_spoken = True
-            say(self._line(creation, decision))
+            say(self._line(creation, ranks, decision))
 
     def repaired_world(self, name: str, what: str, *, speak: bool) -> None:
         """Count, under `name`, what was done to a world; say it, the first time, if `speak`."""
@@ -59,10 +62,9 @@ class Report:
             self.failures.append(f"{where}: {error!r}")
             say(f"failed in {where}: {error!r}; torch goes on without it")
 
-    def _line(self, creation: Creation, decision: Decision) -> str:
+    def _line(self, creation: Creation, ranks: tuple[int, ...], decision: Decision) -> str:
         defect = decision.defects[0]
-        ranks = f" {_shortened(creation.ranks)}" if creation.ranks else ""
-        group = f"{creation.kind} group{ranks} ({creation.backend})"
+        group = f"{creation.kind} group{f' {_shortened(ranks)}' if ranks else ''} ({creation.backend})"
         done = _DONE.get(decision.remedy, "named alike on all its ranks")
         if self.settings.strategy == "observe":
             done = f"it would be {done}, but TORCHCOMMSHIM=observe"

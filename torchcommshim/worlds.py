@@ -137,6 +137,7 @@ class Worlds:
             "torchcommshim": torchcommshim.__version__,
             "strategy": self._settings.strategy,
             "traits": self._traits.digest(),
+            "check_order": "on" if self._settings.check_order else "off",
         }
 
     def _avoid_nonblocking(self, world: World, *, speak: bool) -> None:

@@ -6,18 +6,5 @@ store client that waits blocks the process's other users of it.  So each rank ha
 of its own (`watcher.py`), which reads what the rank writes down of its creations (`record.py`).  The watchers
 of a job know each other (`hub.py`), and one of them asks the others and prints (`diagnosis.py`).
 
-The watcher imports this package as well, so what only a rank needs is imported when it is asked for.
+The watcher imports this package as well, so it imports nothing.
 """
-
-from __future__ import annotations
-
-from typing import Any
-
-
-def __getattr__(name: str) -> Any:
-    """The observer of creations, `Watch`."""
-    if name != "Watch":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torchcommshim.watch.observer import Watch
-
-    return Watch

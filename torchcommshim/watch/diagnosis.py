@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
-from torchcommshim.watch.ranges import expanded, shortened
+from torchcommshim.ranges import expanded, shortened
 from torchcommshim.watch.views import End, Seen, View
 
 _WIDTH = 110

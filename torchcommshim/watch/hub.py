@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from torchcommshim.watch.ranges import shortened
+from torchcommshim.ranges import shortened
 from torchcommshim.watch.views import GONE, End, Seen, View
 from torchcommshim.watch.wire import Line, Message
 

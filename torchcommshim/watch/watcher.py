@@ -15,9 +15,9 @@ import selectors
 import socket
 import time
 
+from torchcommshim.ranges import shortened
 from torchcommshim.watch import stacks
 from torchcommshim.watch.hub import Hub, end_of, say, say_report, time_of_day
-from torchcommshim.watch.ranges import shortened
 from torchcommshim.watch.record import Entry, Reader
 from torchcommshim.watch.views import GONE, End, Seen, View
 from torchcommshim.watch.wire import Line, Message
