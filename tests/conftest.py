@@ -130,11 +130,3 @@ def interpreters() -> dict[tuple[int, int], str]:
         if release:
             found.setdefault(release, path)
     return dict(sorted(found.items()))
-
-
-def pytest_runtest_setup(item):
-    if item.get_closest_marker("gpu"):
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("needs a GPU: torch.cuda.is_available() is False")

@@ -620,6 +620,17 @@ def test_one_line_for_many_worlds(shim, capsys):
     assert (said.count("without its device_id"), said.count("not a variable of torchcommshim")) == (1, 1)
 
 
+def test_strip_says_one_line(shim, capsys):
+    """What strip did to the world is the one line, though 2.3 to 2.5 need more done to a group of all ranks."""
+    shim("strip")
+    with world(rank=0):
+        dist.new_group([0, 1, 2, 3])
+        dist.new_group([0, 1], use_local_synchronization=True)
+    said = capsys.readouterr().err
+
+    assert (said.count("\n"), "without its device_id" in said) == (1, True)
+
+
 def test_dry_run_compares_nothing(shim, monkeypatch):
     """One process that poses as a rank of a large world, over a backend of its own, waits for nobody."""
     shim()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Do all ranks run the same shim, strategy and traits?
+"""Do all ranks run the same shim, with the same settings, on a torch of the same traits?
 
 A decision about a creation is only right if every rank takes it.  A shim on half of the ranks breaks
 jobs that ran by luck before, so ranks of a world that was given a device_id compare what they are
@@ -31,7 +31,7 @@ _SLOWEST_POLL_S = 1.0
 
 
 class AgreementError(RuntimeError):
-    """Ranks do not run the same shim, strategy and traits; the message names them."""
+    """Ranks do not run the same shim, settings and traits; the message names them."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
             + ", ".join(f"{name} {value!r}" for name, value in mine.statement.items())
         )
     lines.append(
-        "Install the same torchcommshim on every node and set TORCHCOMMSHIM alike; "
+        "Install the same torchcommshim on every node and set its variables alike; "
         "TORCHCOMMSHIM_AGREEMENT=warn goes on at your own risk."
     )
     return "\n".join(lines)

@@ -45,9 +45,10 @@ class Report:
             say(self._line(creation, ranks, decision))
 
     def repaired_world(self, name: str, what: str, *, speak: bool) -> None:
-        """Count, under `name`, what was done to a world; say it, the first time, if `speak`."""
+        """Count, under `name`, what was done to a world; say it if it is the first repair and `speak`."""
         self.repairs[name] += 1
-        if speak and self.repairs[name] == 1:
+        if speak and not self._has_spoken:
+            self._has_spoken = True
             say(what)
 
     def warn(self) -> None:
