@@ -621,7 +621,7 @@ def test_one_line_for_many_worlds(shim, capsys):
 
 
 def test_strip_says_one_line(shim, capsys):
-    """What strip did to the world is the one line, though 2.3 to 2.5 need more done to a group of all ranks."""
+    """What strip did to the world is the one line, though 2.4 needs more done to a group of all ranks."""
     shim("strip")
     with world(rank=0):
         dist.new_group([0, 1, 2, 3])
