@@ -37,14 +37,16 @@ def documents(files: list[Path]) -> Iterator[str]:
             if path.suffix != ".jsonl":
                 yield path.read_text(encoding="utf-8", errors="replace")
                 continue
-            with open(path, encoding="utf-8") as lines:
+            with open(path, "rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     try:
-                        yield json.loads(line)["text"]
-                    except (ValueError, KeyError, TypeError) as error:
+                        text = json.loads(line)["text"]
+                        text.encode()  # numbers cannot be, nor can half a surrogate pair
+                    except (ValueError, KeyError, TypeError, AttributeError) as error:
                         raise InputError(
                             f"--input {path}, line {number}: no JSON object with a text"
                         ) from error
+                    yield text
         except OSError as error:
             raise InputError(f"--input {path}: {error.strerror}") from error
 
@@ -99,7 +101,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         run(args)
-    except InputError as error:
+    except (InputError, OSError) as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
 
 
@@ -110,10 +112,17 @@ def run(args: argparse.Namespace) -> None:
     def texts() -> Iterator[str]:
         return up_to(args.max_characters, documents(files))
 
-    if not next(texts(), ""):
+    # Read once to the end before anything is written or sentencepiece, which hides errors, reads.
+    if not sum(map(len, texts())):
         raise InputError("there is no text in the input")
-    for path in (args.output_prefix, args.tokenizer_model):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for flag, path in (
+        ("--output-prefix", args.output_prefix),
+        ("--tokenizer-model", args.tokenizer_model),
+    ):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{flag} {path}: {error.filename}: {error.strerror}") from error
     if not args.tokenizer_model.exists():
         train_tokenizer(args.tokenizer_model, texts(), args.vocab_size)
     tokenizer = load_tokenizer(str(args.tokenizer_model))

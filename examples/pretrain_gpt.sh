@@ -5,7 +5,7 @@
 #     SIZE=report ./pretrain_gpt.sh CHECKPOINTS TENSORBOARD DATA_PREFIX TOKENIZER     the report's, 8 GPUs
 #
 # DATA_PREFIX names DATA_PREFIX.bin and DATA_PREFIX.idx; they are made from the standard library's sources
-# if they are missing, and so is the tokenizer. Each number below can be overridden by the variable of its
+# if both are missing, and so is the tokenizer. Each number below can be overridden by the variable of its
 # name: `PP=2 TRAIN_ITERS=10 ./pretrain_gpt.sh`. EXTRA_ARGS is appended, and the last of a repeated flag
 # counts. Ranks are started by LAUNCH, run SCRIPT, and go through VIA if it is set (see one_gpu.py).
 set -euo pipefail
@@ -18,23 +18,31 @@ DATA_PATH=${3:-run/data/stdlib}
 TOKENIZER_MODEL=${4:-run/data/stdlib.model}
 DATA_CACHE_PATH=${DATA_CACHE_PATH:-}
 
-if [ "${SIZE:-small}" = report ]; then
+case "${SIZE:-small}" in
+report)
     : "${GPUS_PER_NODE:=8}" "${NUM_LAYERS:=32}" "${HIDDEN_SIZE:=4096}" "${NUM_ATTENTION_HEADS:=32}"
     : "${SEQ_LENGTH:=4096}" "${GLOBAL_BATCH_SIZE:=128}" "${TRAIN_ITERS:=275}" "${LR:=3.0e-4}" "${MIN_LR:=3.0e-5}"
     : "${LR_WARMUP_FRACTION:=.001}" "${INIT_METHOD_STD:=0.006}" "${PRECISION:=--fp16}"
     : "${TRANSFORMER_IMPL:=transformer_engine}"
-else
+    ;;
+small)
     : "${GPUS_PER_NODE:=4}" "${NUM_LAYERS:=4}" "${HIDDEN_SIZE:=64}" "${NUM_ATTENTION_HEADS:=4}"
     : "${SEQ_LENGTH:=64}" "${GLOBAL_BATCH_SIZE:=16}" "${TRAIN_ITERS:=200}" "${LR:=2.0e-3}" "${MIN_LR:=2.0e-4}"
     : "${LR_WARMUP_FRACTION:=.1}" "${INIT_METHOD_STD:=0.02}" "${PRECISION:=}"
     : "${TRANSFORMER_IMPL:=local}"
-fi
+    ;;
+*)
+    echo "pretrain_gpt.sh: error: SIZE=$SIZE is neither small nor report" >&2
+    exit 1
+    ;;
+esac
 
 PYTHON=${PYTHON:-python3}
 LAUNCH=${LAUNCH:-$PYTHON -m torch.distributed.run}
 SCRIPT=${SCRIPT:-$HERE/pretrain_gpt.py}
 
-if [ ! -f "$DATA_PATH.idx" ]; then
+# A lone .bin at a prefix that was given is the user's: training says which file is missing.
+if [ ! -e "$DATA_PATH.idx" ] && { [ -z "${3:-}" ] || [ ! -e "$DATA_PATH.bin" ]; }; then
     "$PYTHON" "$HERE/preprocess_data.py" --output-prefix "$DATA_PATH" --tokenizer-model "$TOKENIZER_MODEL" \
         --max-characters "${MAX_CHARACTERS:-4000000}"
 fi

@@ -93,20 +93,30 @@ def read_index(path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray, np.ndarray
 
 
 def write_tokens(prefix: str, documents: Iterable[list[int]], vocab_size: int) -> int:
-    """Write PREFIX.bin and PREFIX.idx, the index last; returns the number of tokens."""
+    """Write PREFIX.bin and PREFIX.idx; returns the number of tokens.
+
+    Both get their names when they are complete, so what is interrupted leaves none of them.
+    """
     code = 8 if vocab_size <= 1 << 16 else 4
     dtype = np.dtype(DTYPES[code])
     lengths = []
-    with open(f"{prefix}.bin", "wb") as file:
-        for ids in documents:
-            file.write(np.asarray(ids, dtype).tobytes())
-            lengths.append(len(ids))
-    ends = np.cumsum(lengths, dtype=np.int64)
-    with open(f"{prefix}.idx", "wb") as file:
-        file.write(MAGIC + HEADER.pack(1, code, len(lengths), len(lengths) + 1))
-        file.write(np.asarray(lengths, "<i4").tobytes())
-        file.write(((ends - lengths) * dtype.itemsize).astype("<i8").tobytes())
-        file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+    drafts = [Path(f"{prefix}.bin.tmp"), Path(f"{prefix}.idx.tmp")]
+    try:
+        with open(drafts[0], "wb") as file:
+            for ids in documents:
+                file.write(np.asarray(ids, dtype).tobytes())
+                lengths.append(len(ids))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        with open(drafts[1], "wb") as file:
+            file.write(MAGIC + HEADER.pack(1, code, len(lengths), len(lengths) + 1))
+            file.write(np.asarray(lengths, "<i4").tobytes())
+            file.write(((ends - lengths) * dtype.itemsize).astype("<i8").tobytes())
+            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        for draft in drafts:
+            os.replace(draft, draft.with_suffix(""))
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
     return int(ends[-1])
 
 
@@ -118,15 +128,28 @@ class Samples:
     """
 
     def __init__(
-        self, tokens: Tokens, portion: tuple[int, int], seq_length: int, vocab_size: int, seed: int
+        self,
+        tokens: Tokens,
+        portion: tuple[int, int],
+        seq_length: int,
+        vocab_size: int,
+        seed: int,
+        use: str = "training",
     ) -> None:
-        """Cut the ids of `portion` into windows that overlap in one token: the last label, the next input."""
+        """Cut the ids of `portion` into windows that overlap in one token: the last label, the next input.
+
+        Raises:
+            InputError: there is not even one window; the message says for which `use`.
+        """
         self.tokens, self.start, self.seq_length = tokens, portion[0], seq_length
         self.vocab_size, self.seed = vocab_size, seed
         self.windows = (portion[1] - portion[0] - 1) // seq_length
         if self.windows < 1:
             count = portion[1] - portion[0]
-            raise InputError(f"{tokens.bin}: {count} tokens are too few for --seq-length {seq_length}")
+            raise InputError(
+                f"{tokens.bin}: --split leaves {count} tokens for {use}, "
+                f"too few for --seq-length {seq_length}"
+            )
         self.epoch, self.order = -1, np.empty(0, int)
 
     def __getitem__(self, number: int) -> np.ndarray:
