@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks talk to each other: Megatron-LM's process groups, made in Megatron-LM's order.
+"""Which ranks talk to each other: a subset of Megatron-LM's process groups, made in its order.
 
 Example: 8 processes, 4 stages, so 2 copies of the pipeline ("data-parallel replicas"):
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Groups:
     stages: int
     replica: int
     replicas: int
-    data: torch.distributed.ProcessGroup
-    data_gloo: torch.distributed.ProcessGroup
-    model: torch.distributed.ProcessGroup
-    pipeline: torch.distributed.ProcessGroup
-    embedding: torch.distributed.ProcessGroup | None
-    position_embedding: torch.distributed.ProcessGroup | None
-    control: torch.distributed.ProcessGroup
+    data: dist.ProcessGroup
+    data_gloo: dist.ProcessGroup
+    model: dist.ProcessGroup
+    pipeline: dist.ProcessGroup
+    embedding: dist.ProcessGroup | None
+    position_embedding: dist.ProcessGroup | None
+    control: dist.ProcessGroup
 
     @property
     def first(self) -> bool:
@@ -73,7 +73,7 @@ def make_groups(args: argparse.Namespace, device: torch.device) -> Groups:
     """Connect all ranks and make every group."""
     timeout = timedelta(minutes=args.distributed_timeout_minutes)
     on_gpu = device.type == "cuda"
-    torch.distributed.init_process_group(
+    dist.init_process_group(
         backend="nccl" if on_gpu else "gloo",
         world_size=args.world_size,
         rank=args.rank,
@@ -83,7 +83,7 @@ def make_groups(args: argparse.Namespace, device: torch.device) -> Groups:
     mine = {}
 
     def make(name: str, ranks: list[int], backend: str | None = None) -> None:
-        group = torch.distributed.new_group(ranks, timeout=timeout, backend=backend)
+        group = dist.new_group(ranks, timeout=timeout, backend=backend)
         if args.rank in ranks:
             mine[name] = group
 

@@ -98,6 +98,7 @@ class Stage(nn.Module):
         self.first, self.last = stage == 0, stage == stages - 1
         self.dtype = args.params_dtype
         if self.first or self.last:
+            # The first parameter, where `optimizer.Gradients` looks for it.
             self.word = nn.Embedding(vocab_size, args.hidden_size)
         if self.first:
             self.position = nn.Embedding(args.max_position_embeddings, args.hidden_size)

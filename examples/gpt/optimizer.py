@@ -23,7 +23,7 @@ class Gradients:
     """
 
     def __init__(self, model: Stage, groups: Groups) -> None:
-        parameters = list(model.parameters())
+        parameters = list(model.parameters())  # in the order of registration: see `Stage.word`
         self.groups = groups
         self.buffer = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
         shared = parameters[0].numel() if groups.embedding is not None else 0
