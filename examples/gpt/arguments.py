@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import os
 import sys
 from typing import Iterator, NoReturn, Optional, Sequence
@@ -42,6 +43,14 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     complete(args)
     for problem in problems(args):
         parser.error(problem)
+    gpus = torch.cuda.device_count()
+    if torch.cuda.is_available() and args.local_rank >= gpus:
+        # Rank 0 has a GPU and knows nothing of it: the first rank without one speaks.
+        message = (
+            f"LOCAL_RANK is {args.local_rank}, but this node has only {gpus} GPUs: start fewer processes, "
+            "or let them share with one_gpu.py (VIA=one_gpu.py ./pretrain_gpt.sh)"
+        )
+        leave(f"{parser.prog}: error: {message}" if args.local_rank == gpus else None)
     if args.rank == 0:
         for note in notes(args):
             print(f"{parser.prog}: note: {note}", file=sys.stderr, flush=True)
@@ -95,8 +104,6 @@ def problems(args: argparse.Namespace) -> Iterator[str]:
             yield "--transformer-impl transformer_engine: it is not installed; use local"
         if not torch.cuda.is_available():
             yield "--transformer-impl transformer_engine needs a GPU; use local"
-    if torch.cuda.is_available() and args.local_rank >= torch.cuda.device_count():
-        yield f"LOCAL_RANK is {args.local_rank}, but this node has {torch.cuda.device_count()} GPUs"
 
 
 def notes(args: argparse.Namespace) -> list[str]:
@@ -115,15 +122,28 @@ def notes(args: argparse.Namespace) -> list[str]:
 
 def split_weights(text: str) -> tuple[float, ...]:
     """Parse `--split`: weights of training, validation and test data."""
-    weights = tuple(float(part) for part in text.split(","))
-    if len(weights) > 3 or min(weights) < 0 or not weights[0]:
-        raise ValueError
+    try:
+        weights = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        weights = ()
+    usable = all(0 <= weight < math.inf for weight in weights)
+    if not 1 <= len(weights) <= 3 or not usable or not weights[0]:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} should be up to three weights such as 969,30,1, the first above 0"
+        )
     return weights + (0.0,) * (3 - len(weights))
 
 
 def positive(text: str) -> int:
     """Parse a count that must be at least 1."""
     if int(text) < 1:
+        raise ValueError
+    return int(text)
+
+
+def non_negative(text: str) -> int:
+    """Parse a count that may be 0."""
+    if int(text) < 0:
         raise ValueError
     return int(text)
 
@@ -205,7 +225,7 @@ def make_parser() -> argparse.ArgumentParser:
     output.add_argument("--log-throughput", action="store_true")
     output.add_argument("--tensorboard-dir", metavar="DIR")
     output.add_argument("--eval-interval", type=positive, default=1000)
-    output.add_argument("--eval-iters", type=int, default=100)
+    output.add_argument("--eval-iters", type=non_negative, default=100)
     output.add_argument("--save", metavar="DIR")
     output.add_argument("--save-interval", type=positive)
     output.add_argument("--load", metavar="DIR")
