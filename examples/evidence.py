@@ -12,6 +12,7 @@ each run printed. A table is printed; exit 0 if every run that should train did.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -93,6 +94,14 @@ def importable(module: str) -> bool:
     """Can a new interpreter import `module` after torch?"""
     command = [sys.executable, "-c", f"import torch, {module}"]
     return not subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def execute(run: Run, args: argparse.Namespace, port: int) -> None:
@@ -255,6 +264,8 @@ def main() -> int:
         "python": sys.version.split()[0],
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if args.device == "gpu" else None,
         "gpu": torch.cuda.get_device_name() if args.device == "gpu" else None,
+        "transformer_engine": version("transformer_engine"),
+        "megatron-core": version("megatron-core"),
     }
     written = threading.Lock()
 

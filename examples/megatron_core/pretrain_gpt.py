@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Iterator
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -53,17 +53,29 @@ def main() -> None:
     device = choose_device(args)
     if device.type == "cpu":
         leave("pretrain_gpt.py: error: megatron-core needs GPUs" if args.rank == 0 else None)
+    if args.rank == 0:
+        for note in notes(args):
+            print(f"pretrain_gpt.py: note: {note}", file=sys.stderr, flush=True)
     try:
         connect(args, device)
         train(args)
     except InputError as error:
         leave(f"[rank {args.rank}] {describe(error)}")
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
+
+
+def notes(args: argparse.Namespace) -> Iterator[str]:
+    """One sentence for each flag given that has no effect in this script."""
+    for flag in ("--save", "--save-interval", "--load"):
+        if getattr(args, flag[2:].replace("-", "_")):
+            yield f"{flag} has no effect: there are no checkpoints here"
+    if args.eval_iters:
+        yield "--eval-iters and --eval-interval have no effect: there is no validation here"
 
 
 def connect(args: argparse.Namespace, device: torch.device) -> None:
     """Connect all ranks, and let megatron-core make its groups: more than 100 for 8 ranks."""
-    torch.distributed.init_process_group(
+    dist.init_process_group(
         backend="nccl",
         world_size=args.world_size,
         rank=args.rank,
@@ -80,7 +92,7 @@ def connect(args: argparse.Namespace, device: torch.device) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """The loop."""
-    with agreed(torch.distributed.group.WORLD):
+    with agreed(dist.group.WORLD):
         ids = load_tokenizer(args.tokenizer_model).vocab_size()
         args.vocab_size = padded(ids, args.make_vocab_size_divisible_by)
         tokens = Tokens(args.data_path)
@@ -90,7 +102,8 @@ def train(args: argparse.Namespace) -> None:
     scheduler = make_scheduler(args, optimizer)
     forward_backward = get_forward_backward_func()
     progress = Progress()
-    log = Log(args, done=0)
+    with agreed(dist.group.WORLD):
+        log = Log(args, done=0)
     while progress.iteration < args.train_iters:
         model.zero_grad_buffer()
         optimizer.zero_grad()
@@ -233,7 +246,7 @@ def mean_loss(losses: list[dict[str, torch.Tensor]]) -> float:
     mean = (
         torch.stack([loss["lm loss"] for loss in losses]).mean() if losses else torch.zeros((), device="cuda")
     )
-    torch.distributed.all_reduce(mean, group=parallel_state.get_data_parallel_group())
+    dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
     return mean.item() / parallel_state.get_data_parallel_world_size()
 
 
