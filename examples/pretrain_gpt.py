@@ -54,13 +54,17 @@ class Trainer:
     def __init__(self, args: argparse.Namespace, groups: Groups, device: torch.device) -> None:
         self.args, self.groups = args, groups
         with agreed(groups.control):
+            if args.save and args.rank == 0:
+                checkpoint.try_writing(args.save)
             ids = load_tokenizer(args.tokenizer_model).vocab_size()
             args.vocab_size = padded(ids, args.make_vocab_size_divisible_by)
             tokens = Tokens(args.data_path)
             portions = tokens.portions(args.split)
             self.samples = Samples(tokens, portions[0], args.seq_length, ids, args.seed)
             if args.eval_iters:
-                self.validation_samples = Samples(tokens, portions[1], args.seq_length, ids, args.seed)
+                self.validation_samples = Samples(
+                    tokens, portions[1], args.seq_length, ids, args.seed, "validation"
+                )
 
         model = Stage(args, groups.stage, args.vocab_size).to(device)
         initialize(model, args)
@@ -71,6 +75,8 @@ class Trainer:
         self.loss_scale = LossScale.from_args(args)
         self.progress = self.resume()
         self.saved = self.progress.iteration
+        with agreed(groups.control):
+            self.log = Log(args, self.progress.iteration)
         self.terminated = False
         signal.signal(signal.SIGTERM, self.on_sigterm)
 
@@ -86,7 +92,8 @@ class Trainer:
                     file=sys.stderr,
                 )
             return Progress()
-        self.loss_scale.load(progress.loss_scale)
+        if self.args.fp16 and progress.loss_scale:
+            self.loss_scale.load(progress.loss_scale)
         return progress
 
     def on_sigterm(self, *_: object) -> None:
@@ -95,9 +102,11 @@ class Trainer:
 
     def run(self) -> None:
         """Train to `--train-iters`, or until a rank is told to terminate."""
-        args, progress = self.args, self.progress
-        log = Log(args, progress.iteration)
-        while progress.iteration < args.train_iters and not self.stopping():
+        args, progress, log = self.args, self.progress, self.log
+        while progress.iteration < args.train_iters:
+            if self.stopping():
+                log.say(f" stopped by SIGTERM after iteration {progress.iteration:7d}")
+                break
             loss, norm = self.iteration()
             log.iteration(progress, loss, norm is not None, norm, self.rate(), self.loss_scale.scale)
             if args.eval_iters and progress.iteration % args.eval_interval == 0:
@@ -135,9 +144,14 @@ class Trainer:
         """The learning rate of the next optimizer step."""
         return learning_rate(self.args, self.progress.steps)
 
-    def batch(self, samples: Samples, first: int) -> torch.Tensor:
-        """This replica's samples of the global batch that begins with sample `first`."""
+    def batch(self, samples: Samples, first: int) -> torch.Tensor | None:
+        """This replica's samples of the global batch that begins with sample `first`.
+
+        A middle stage, which needs neither tokens nor labels, gets None.
+        """
         args, groups = self.args, self.groups
+        if not (groups.first or groups.last):
+            return None
         return samples.batch(
             first, args.num_microbatches, args.micro_batch_size, groups.replica, groups.replicas
         )
@@ -162,9 +176,12 @@ class Trainer:
     def save(self) -> None:
         """Save, unless that is not wanted or has just been done."""
         if self.args.save and self.saved != self.progress.iteration:
-            self.progress.loss_scale = self.loss_scale.state()
+            self.progress.loss_scale = self.loss_scale.state() if self.args.fp16 else {}
             checkpoint.save(self.args, self.groups, self.model, self.optimizer, self.progress)
             self.saved = self.progress.iteration
+            self.log.say(
+                f"  successfully saved checkpoint from iteration {self.saved:7d} to {self.args.save}"
+            )
 
 
 if __name__ == "__main__":

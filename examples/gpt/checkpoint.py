@@ -5,7 +5,8 @@
     DIR/iter_0000050/                         the tensors of all ranks, and progress.json
 
 A checkpoint is written to a folder of another name, which is renamed when it is complete; only then does
-the text file name it. A job killed at any moment leaves the previous checkpoint in force. Tensors are
+the text file name it. A job killed at any moment leaves the previous checkpoint in force; one that is
+replaced by a checkpoint of the same iteration is called iter_0000050.old until then. Tensors are
 stored under the names they have in the whole model, so a checkpoint may be loaded by another number of
 stages or replicas; in the same layout, the run goes on with the same numbers to the bit.
 """
@@ -16,13 +17,14 @@ import argparse
 import json
 import os
 import shutil
+import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Iterator
 
 import torch
-import torch.distributed
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -51,7 +53,7 @@ class Progress:
         iteration: iterations done.
         consumed_samples: samples used up by them.
         steps: iterations that changed the weights; the others met an overflow.
-        loss_scale: `LossScale.state()`.
+        loss_scale: `LossScale.state()` under `--fp16`, else empty.
     """
 
     iteration: int = 0
@@ -70,6 +72,20 @@ def tensors(model: Stage, optimizer: torch.optim.Optimizer) -> dict[str, torch.T
         for key, value in state.items()
     }
     return {**weights, **states}
+
+
+def try_writing(folder: str) -> None:
+    """Make the folder that `--save` names and write there, to meet what is in the way before training.
+
+    Raises:
+        InputError: that cannot be done.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"--save {folder}: {error.strerror}") from error
 
 
 def save(
@@ -102,10 +118,12 @@ def save(
             }
             write(draft / "progress.json", json.dumps(description, indent=1))
             if final.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
                 os.replace(final, replaced)
             os.replace(draft, final)
             write(Path(args.save, LATEST), str(progress.iteration))
-            shutil.rmtree(replaced, ignore_errors=True)
+            for old in Path(args.save).glob("iter_*.old"):
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def load(
@@ -120,10 +138,12 @@ def load(
             if not answer[0].isdigit():
                 raise InputError(f"{latest} should hold the number of an iteration, but holds {answer[0]!r}")
     # Where ranks see different folders, those that lack the checkpoint say so, instead of starting afresh.
-    torch.distributed.broadcast_object_list(answer, src=0, group=groups.control)
+    dist.broadcast_object_list(answer, src=0, group=groups.control)
     if answer[0] is None:
         return None
     folder = Path(args.load, f"iter_{int(answer[0]):07d}")
+    if not folder.exists() and folder.with_suffix(".old").exists():
+        folder = folder.with_suffix(".old")  # a save over it was killed between its two renames
     with agreed(groups.control), cannot("load", folder / "progress.json"):
         description = json.loads((folder / "progress.json").read_text())
         compare(folder, description["shape"], args)

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Optional
 
 from gpt.checkpoint import Progress
+from gpt.errors import InputError
 
 
 class Log:
@@ -21,7 +22,11 @@ class Log:
     """
 
     def __init__(self, args: argparse.Namespace, done: int) -> None:
-        """Begin to report, `done` iterations into the run."""
+        """Begin to report, `done` iterations into the run.
+
+        Raises:
+            InputError: nothing can be written to `--tensorboard-dir`.
+        """
         self.args = args
         self.speaks = args.rank == args.world_size - 1
         self.bar, self.writer = None, None
@@ -101,15 +106,16 @@ class Log:
         if norm is not None:
             self.writer.add_scalar("grad-norm", norm, iteration)
 
-    def validation(self, iteration: int, loss: float) -> None:
-        """Report the loss on validation data."""
-        if not self.speaks:
-            return
-        line = f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} |"
+    def say(self, line: str) -> None:
+        """Print a line, above the bar if there is one."""
         if self.bar:
             self.bar.write(line)
-        else:
+        elif self.speaks:
             print(line, flush=True)
+
+    def validation(self, iteration: int, loss: float) -> None:
+        """Report the loss on validation data."""
+        self.say(f" validation loss at iteration {iteration} | lm loss value: {loss:.6E} |")
         if self.writer:
             self.writer.add_scalar("lm loss validation", loss, iteration)
 
@@ -139,7 +145,10 @@ def tensorboard_writer(folder: str):
             file=sys.stderr,
         )
         return None
-    return SummaryWriter(folder)
+    try:
+        return SummaryWriter(folder)
+    except OSError as error:
+        raise InputError(f"--tensorboard-dir {folder}: {error.strerror}") from error
 
 
 def floating_point_operations(args: argparse.Namespace) -> float:

@@ -55,17 +55,17 @@ class Pipeline:
         """A micro-batch's share of the batch's mean loss, times the loss scale."""
         return self.model.loss(hidden, labels) * (self.loss_scale / self.count)
 
-    def _inputs(self, batch: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
+    def _inputs(self, batch: torch.Tensor | None) -> tuple[tuple[torch.Tensor, ...], torch.Tensor | None]:
         """What this stage needs of a batch: inputs on the first, the ids that follow them on the last."""
         tokens = (batch[:, :-1].contiguous().to(self.device),) if self.groups.first else ()
         labels = batch[:, 1:].contiguous().to(self.device) if self.groups.last else None
         return tokens, labels
 
-    def train(self, batch: torch.Tensor, loss_scale: float) -> torch.Tensor:
+    def train(self, batch: torch.Tensor | None, loss_scale: float) -> torch.Tensor:
         """Add the gradients of the batch's mean loss, times `loss_scale`, to the parameters' `.grad`.
 
         Args:
-            batch: ids of shape (micro-batches * micro-batch size, length + 1).
+            batch: ids of shape (micro-batches * micro-batch size, length + 1); None on a middle stage.
             loss_scale: a power of two.
 
         Returns:
@@ -78,7 +78,7 @@ class Pipeline:
         return torch.stack(losses).sum().cpu() / loss_scale if losses else torch.zeros(())
 
     @torch.no_grad()
-    def evaluate(self, batch: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, batch: torch.Tensor | None) -> torch.Tensor:
         """The mean loss of a batch, as `train` returns it, without gradients."""
         tokens, labels = self._inputs(batch)
         hidden = self.evaluation.step(*tokens)

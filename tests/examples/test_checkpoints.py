@@ -2,10 +2,17 @@
 """Checkpoints of pretrain_gpt.py: exact, atomic, and refused if they do not fit."""
 
 import json
+import os
 import signal
 
 import pytest
-from examples.tiny import STAGES_2
+from examples.tiny import MODEL, REST, STAGES_2, TRAINING, free_port
+from gpt import checkpoint
+from gpt.arguments import parse_args
+from gpt.checkpoint import Progress
+from gpt.groups import choose_device, make_groups
+from gpt.model import Stage
+from gpt.optimizer import make_optimizer
 
 SAVE = STAGES_2 + " --train-iters 8 --save-interval 4 --save {0}"
 RESUME = SAVE + " --load {0}"
@@ -123,5 +130,70 @@ def test_description(saved):
         "iteration": 8,
         "consumed_samples": 128,
         "steps": 8,
-        "loss_scale": {"scale": 1.0, "chances": 2, "good": 0},
+        "loss_scale": {},
     }
+
+
+def test_float16_begins_its_loss_scale(train, half_done):
+    """A checkpoint of a run without --fp16 knows no loss scale, so one with it begins at its own."""
+    flags = "--fp16 --initial-loss-scale 4096 --train-iters 5"
+    run = train(1, f"{RESUME.format(half_done)} {flags}".replace(STAGES_2, ""))
+
+    assert run.log("loss scale") == [4096.0]
+
+
+def test_unusable_folder(train, tmp_path):
+    """What stands in the way of --save is told before training, by its name."""
+    (tmp_path / "file").touch()
+    run = train(1, f"--save {tmp_path / 'file' / 'folder'}")
+
+    assert (run.codes, run.out) == ([1], [""])
+    assert run.errors == [
+        f"[rank 0] pretrain_gpt.py: error: --save {tmp_path / 'file' / 'folder'}: Not a directory"
+    ]
+
+
+@pytest.fixture
+def alone(monkeypatch, tmp_path):
+    """What save and load need, in a world of this one process."""
+    from torch.distributed import destroy_process_group
+
+    monkeypatch.setattr("gpt.errors.leave", pytest.fail)
+    environment = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**environment, "MASTER_PORT": free_port()}.items():
+        monkeypatch.setenv(name, str(value))
+    flags = f"{MODEL} {TRAINING} {REST} --data-path data --tokenizer-model file"
+    args = parse_args(f"{flags} --save {tmp_path} --load {tmp_path}".split())
+    args.vocab_size = 384
+    groups = make_groups(args, choose_device(args))
+    model = Stage(args, 0, args.vocab_size)
+    yield args, groups, model, make_optimizer(model, args, groups)
+    destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.4's own use of it
+def test_kill_while_replacing_loses_nothing(monkeypatch, alone, tmp_path):
+    """Killed between the two renames of a save over a checkpoint, a run resumes from the old one."""
+    rename = os.replace
+
+    def killed(source, target):
+        if source == tmp_path / "iter_0000004.tmp":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    checkpoint.save(*alone, Progress(4, 64, 4))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(*alone, Progress(4, 80, 4))
+
+    assert not (tmp_path / "iter_0000004").exists()
+    assert checkpoint.load(*alone) == Progress(4, 64, 4)
+
+    checkpoint.save(*alone, Progress(4, 96, 4))
+
+    assert checkpoint.load(*alone) == Progress(4, 96, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "iter_0000004",
+        "latest_checkpointed_iteration.txt",
+    ]

@@ -2,6 +2,7 @@
 """What the user gives: flags, data files, tokenizers; and the numbers made of them."""
 
 import argparse
+import os
 import re
 import shutil
 import struct
@@ -17,6 +18,7 @@ from gpt.data import Samples, Tokens, load_tokenizer, padded, write_tokens
 from gpt.errors import InputError
 from gpt.log import Log
 from gpt.optimizer import LossScale, learning_rate
+from preprocess_data import main as preprocess_main
 
 
 def parse(monkeypatch, flags, world_size=4, rank=0):
@@ -69,7 +71,9 @@ def stay(monkeypatch):
         ("--fp16 --bf16", "--fp16 and --bf16 exclude each other"),
         ("--split 100,0,0 --eval-iters 1", "--eval-iters 1, but --split leaves nothing for validation"),
         ("--transformer-impl transformer_engine", "--transformer-impl transformer_engine"),
-        ("--split 0,1", "argument --split: invalid split_weights value"),
+        ("--split 0,1", "argument --split: '0,1' should be up to three weights such as 969,30,1"),
+        ("--split a", "argument --split: 'a' should be up to three weights such as 969,30,1"),
+        ("--eval-iters -1", "argument --eval-iters: invalid non_negative value"),
         ("--train-iters 0", "argument --train-iters: invalid positive value"),
         ("--num-layer 4", "unrecognized arguments: --num-layer 4"),
     ],
@@ -86,6 +90,19 @@ def test_only_rank_0_tells_of_flags(monkeypatch, stay):
         parse(monkeypatch, "--fp16 --bf16", rank=1)
 
     assert left.value.args == (None,)
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(2, True), (3, False)])
+def test_too_few_gpus(monkeypatch, stay, rank, speaks):
+    """The first rank without a GPU says so, and names the way out; the next ones leave without a word."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(Left) as left:
+        parse(monkeypatch, "", rank=rank)
+    message = str(left.value.args[0])
+
+    assert ("LOCAL_RANK is 2, but this node has only 2 GPUs" in message) is speaks
+    assert ("VIA=one_gpu.py" in message) is speaks
 
 
 def test_started_without_torchrun(monkeypatch, stay):
@@ -110,6 +127,52 @@ def test_index_format(tmp_path):
 
     assert (tmp_path / "data.idx").read_bytes() == expected
     assert (tmp_path / "data.bin").read_bytes() == struct.pack("<4H", 5, 6, 7, 8)
+
+
+def test_interrupted_write_leaves_the_old_files(tmp_path):
+    """Data that are not complete get no name, and what had the name before stays."""
+    prefix = str(tmp_path / "data")
+
+    def documents():
+        yield [1]
+        raise KeyboardInterrupt
+
+    write_tokens(prefix, [[5, 6], [7]], vocab_size=100)
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(prefix, documents(), vocab_size=100)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.bin", "data.idx"]
+    assert Tokens(prefix).ids.tolist() == [5, 6, 7]
+
+
+def script(folder, *arguments, **environment):
+    """Run pretrain_gpt.sh up to the launch of its ranks."""
+    return subprocess.run(
+        ["bash", EXAMPLES / "pretrain_gpt.sh", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable, "LAUNCH": "echo launched", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_script_keeps_the_data_of_a_user(tmp_path):
+    """A .bin at the prefix that was given is not written over, even if its .idx is missing."""
+    (tmp_path / "mine.bin").write_bytes(b"mine")
+    result = script(tmp_path, "checkpoints", "tensorboard", "mine", "mine.model")
+
+    assert result.stdout.startswith("launched")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.bin"]
+    assert (tmp_path / "mine.bin").read_bytes() == b"mine"
+
+
+def test_script_knows_its_sizes(tmp_path):
+    """A size of another name is refused, not taken for the small one."""
+    result = script(tmp_path, SIZE="reprot")
+
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "pretrain_gpt.sh: error: SIZE=reprot is neither small nor report\n"
 
 
 def test_tokens_roundtrip(tmp_path):
@@ -196,11 +259,12 @@ def test_tokenizer_of_another_kind(tmp_path, content):
 
 
 def test_too_little_data(tmp_path):
-    """Data shorter than a sample is refused."""
+    """A portion of the data that is shorter than a sample is refused by its name."""
     write_tokens(str(tmp_path / "data"), [list(range(10))], vocab_size=100)
     tokens = Tokens(str(tmp_path / "data"))
-    with pytest.raises(InputError, match="10 tokens are too few for --seq-length 10"):
-        Samples(tokens, (0, 10), 10, 100, seed=1)
+    message = "--split leaves 10 tokens for validation, too few for --seq-length 10"
+    with pytest.raises(InputError, match=message):
+        Samples(tokens, (0, 10), 10, 100, 1, "validation")
 
 
 def test_data_of_another_tokenizer(tmp_path):
@@ -216,23 +280,46 @@ def test_data_of_another_tokenizer(tmp_path):
     [
         ("a.jsonl", '{"text": "one"}\n{"title": "two"}\n', "a.jsonl, line 2: no JSON object with a text"),
         ("a.jsonl", "one\n", "a.jsonl, line 1: no JSON object with a text"),
+        ("a.jsonl", '{"text": 5}\n', "a.jsonl, line 1: no JSON object with a text"),
+        ("a.jsonl", b'{"text": "\xff"}\n', "a.jsonl, line 1: no JSON object with a text"),
+        ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: no JSON object with a text"),
         ("a.txt", " \n", "there is no text in the input"),
         ("a.txt", None, "a.txt: No such file or directory"),
         ("a.txt", "one two", "--vocab-size 5000: "),
     ],
 )
-def test_text_that_cannot_be_used(tmp_path, name, content, message):
+def test_text_that_cannot_be_used(monkeypatch, capsys, tmp_path, name, content, message):
     """preprocess_data.py names the file and line, or the flag."""
     if content is not None:
-        (tmp_path / name).write_text(content)
-    command = [EXAMPLES / "preprocess_data.py", "--input", tmp_path / name, "--vocab-size", "5000"]
-    command += ["--output-prefix", tmp_path / "out", "--tokenizer-model", tmp_path / "out.model"]
-    result = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    error = preprocess(monkeypatch, capsys, tmp_path / name, tmp_path / "out")
 
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert result.stderr.startswith("preprocess_data.py: error: ")
+    assert message in error
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("name", ["a.txt/out", "a.txt/folder/out"])
+def test_output_under_a_file(monkeypatch, capsys, tmp_path, name):
+    """preprocess_data.py names the flag whose folder cannot be made."""
+    (tmp_path / "a.txt").write_text("one two")
+    error = preprocess(monkeypatch, capsys, tmp_path / "a.txt", tmp_path / name)
+
+    assert f"--output-prefix {tmp_path / name}: " in error
+
+
+def preprocess(monkeypatch, capsys, text, prefix):
+    """The one line of error of preprocess_data.py."""
+    command = ["preprocess_data.py", "--input", text, "--vocab-size", "5000"]
+    command += ["--output-prefix", prefix, "--tokenizer-model", f"{prefix}.model"]
+    monkeypatch.setattr("sys.argv", [str(word) for word in command])
+    with pytest.raises(SystemExit) as left:
+        preprocess_main()
+    error = capsys.readouterr().err
+
+    assert left.value.code == 1
+    assert error.startswith("preprocess_data.py: error: ")
+    assert error.count("\n") == 1
+    return error
 
 
 def test_an_epoch_is_all_samples(tmp_path):
@@ -307,6 +394,14 @@ def test_log_line(monkeypatch, capsys):
         "lm loss: 5.950000E+00 | loss scale: 1.0 | grad norm: 1.250 | number of skipped iterations:   0 | "
         "number of nan iterations:   0 |\n"
     )
+
+
+def test_tensorboard_under_a_file(monkeypatch, tmp_path):
+    """A folder that cannot be made is told by its flag."""
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=f"--tensorboard-dir {tmp_path / 'file' / 'logs'}: "):
+        log_of(monkeypatch, f"--tensorboard-dir {tmp_path / 'file' / 'logs'}")
 
 
 def test_log_line_of_skipped_iteration(monkeypatch, capsys):

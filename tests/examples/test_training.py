@@ -127,3 +127,7 @@ def test_sigterm_saves_and_exits(train, tmp_path):
 
     assert run.codes == [0, 0]
     assert saved == len(run.log("lm loss")) >= 3
+    assert run.out[-1].splitlines()[-2:] == [
+        f" stopped by SIGTERM after iteration {saved:7d}",
+        f"  successfully saved checkpoint from iteration {saved:7d} to {tmp_path}",
+    ]
