@@ -94,12 +94,37 @@ def said(tmp_path, monkeypatch):
 
 
 def watchers():
-    """The process ids of this process's watchers, its only children, in the order of their start."""
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    """The process ids of this process's watchers, in the order of their start, once all are on their own."""
+    while any(_is_starting(int(pid)) for pid in _read("self", f"task/{os.getpid()}/children").split()):
+        time.sleep(0.01)
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        words = _read(folder.name, "cmdline").split("\0")
+        if (
+            str(os.getpid()) in words
+            and any("watch.watcher" in word for word in words)
+            and is_there(folder.name)
+        ):
+            session = int(_read(folder.name, "stat").rpartition(")")[2].split()[3])  # of who has started it
+            found.append((session, int(folder.name)))
+    return [pid for _, pid in sorted(found)]
+
+
+def _is_starting(child):
+    """It is to start a watcher: it has no command line yet, or that one."""
+    words = _read(child, "cmdline")
+    return is_there(child) and (not words or "watch.watcher" in words)
+
+
+def _read(pid, name):
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def is_there(pid):
-    return Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return _read(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
 
 
 class TestRecord:
@@ -274,13 +299,13 @@ class TestWatch:
         ]
 
     def test_ends_with_its_world(self):
-        """A watcher ends, and leaves no zombie, when the process makes another world."""
+        """A watcher ends when the process makes another world, and its process is left with one."""
         watch, store = Watch(reporting(), STATE), Store()
         watch.begin(world(size=2), store)
         (first,) = watchers()
         watch.begin(world(size=2), store)
 
-        assert not Path(f"/proc/{first}").exists()
+        until(lambda: not is_there(first))
         assert len(watchers()) == 1
 
     def test_fork(self):
@@ -350,6 +375,21 @@ print(watcher, os.getpid(), flush=True)
             until(lambda: not is_there(watcher))
         finally:
             os.killpg(group, signal.SIGKILL)
+
+    def test_is_no_child(self):
+        """A program that waits until it has no children left does not wait for the watcher."""
+        text = """
+if not os.fork():
+    os._exit(0)
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    print(len(watchers()))
+"""
+        out, _ = rank_process(text, limit=600.0).communicate(timeout=DEADLINE_S)
+
+        assert out == "1\n"
 
     def test_keeps_nothing_open(self):
         """A watcher holds no file of its rank but the stderr to which it reports."""

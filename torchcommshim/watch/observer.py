@@ -43,6 +43,7 @@ class Watch:
         try:
             if self._session and self._session.pid == os.getpid():
                 self._session.record.end(call)
+                self._session.settle()
         except Exception as failure:
             self._report.failed(_WHERE, failure)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,10 +19,15 @@ from torchcommshim.agreement import PREFIX, Counter
 from torchcommshim.calls import Call
 from torchcommshim.report import Report
 from torchcommshim.watch import stacks
+from torchcommshim.watch.process import started
 from torchcommshim.watch.record import Record, above_streams
 from torchcommshim.watch.views import EXITED
 
-_COMMAND = "import sys; sys.path.append(sys.argv[1]); from torchcommshim.watch.watcher import main; main()"
+# The watcher is no child of its rank: a program may wait until it has no children left.
+_COMMAND = (
+    "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
+    "from torchcommshim.watch.watcher import main; main()"
+)
 _PARTING_S = 1.0
 _BACKLOG = 4096  # ranks connect at the same time
 
@@ -38,17 +44,22 @@ class Session:
         self.pid = os.getpid()
         self.record = Record(call.world_size)
         try:
-            watcher, wire, orders = _begin(self.record, call, store, current)
+            self._starter, wire, orders = _begin(self.record, call, store, current)
         finally:
             os.close(self.record.descriptor)  # it stays mapped
-        weakref.finalize(self, _part, watcher, wire, self.pid)
+        weakref.finalize(self, _part, self._starter, wire, self.pid)
         _tell(wire, orders)
+
+    def settle(self) -> None:
+        """Let go of the process that has started the watcher, if it has ended: it would stay a zombie."""
+        if self._starter.returncode is None:
+            self._starter.poll()
 
 
 def _begin(
     record: Record, call: Call, store: Any, current: Report
 ) -> tuple[subprocess.Popen[bytes], socket.socket, dict[str, Any]]:
-    """The watcher, the connection to its stdin, and what it is to be told first."""
+    """What starts the watcher, the connection to its stdin, and what it is to be told first."""
     stack = stacks.offer()
     listener, addresses = _listen(store)
     with listener:
@@ -65,6 +76,7 @@ def _begin(
             "world_size": call.world_size,
             "limit_s": current.settings.hang_report_s,
             "pid": os.getpid(),
+            "started": started(os.getpid()),
             "record": record.descriptor,
             "stack": stack,
             "torch": current.torch_version,
@@ -113,7 +125,7 @@ def _find_hub(store: Any, size: int, mine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """The watcher, and a connection to its stdin.
+    """What starts the watcher and ends, and a connection to the watcher's stdin.
 
     A socket, since writing to a pipe whose reader is gone may end this process by SIGPIPE, and since it can
     be shut down where a fork has a copy of it.
@@ -123,8 +135,16 @@ def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket
     isolated = [] if "PYTHONHOME" in os.environ else ["-I"]
     wire, theirs = map(_above_streams, socket.socketpair())
     try:
-        watcher = subprocess.Popen(
-            [sys.executable, *isolated, "-S", "-c", _COMMAND, package],
+        starter = subprocess.Popen(
+            [
+                sys.executable,
+                *isolated,
+                "-S",
+                "-c",
+                _COMMAND,
+                package,
+                str(os.getpid()),
+            ],  # for those who use ps
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=_stderr(),
@@ -137,7 +157,7 @@ def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket
         raise
     finally:
         theirs.close()
-    return watcher, wire
+    return starter, wire
 
 
 def _tell(wire: socket.socket, message: dict[str, Any]) -> None:
@@ -152,18 +172,22 @@ def _stderr() -> int:
     return subprocess.DEVNULL
 
 
-def _part(watcher: subprocess.Popen[bytes], wire: socket.socket, pid: int) -> None:
+def _part(starter: subprocess.Popen[bytes], wire: socket.socket, pid: int) -> None:
     """Tell the watcher how this process ends, upon which it ends too."""
     if os.getpid() != pid:
-        watcher.returncode = 0  # it is no child of this fork, which has nothing to wait for
+        starter.returncode = 0  # it is no child of this fork, which has nothing to wait for
         return
     error = getattr(sys, "last_value", None)  # what has ended the program, if something has
     how = f"{EXITED} after {type(error).__name__}: {error}".partition("\n")[0][:200] if error else EXITED
-    with contextlib.suppress(OSError), wire:
-        _tell(wire, {"bye": how})
-        wire.shutdown(socket.SHUT_WR)
     try:
-        watcher.wait(_PARTING_S)
-    except subprocess.TimeoutExpired:
-        watcher.kill()
-        watcher.wait()
+        with wire:
+            _tell(wire, {"bye": how})
+            wire.shutdown(socket.SHUT_WR)
+            wire.settimeout(_PARTING_S)
+            wire.recv(1)  # nothing, once the watcher has ended
+    except socket.timeout:  # Python 3.9 has a class of its own for it
+        with contextlib.suppress(OSError):
+            os.killpg(starter.pid, signal.SIGKILL)
+    except OSError:
+        pass
+    starter.wait()

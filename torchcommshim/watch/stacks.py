@@ -17,6 +17,7 @@ import signal
 import time
 from typing import NamedTuple
 
+from torchcommshim.watch.process import started
 from torchcommshim.watch.record import memory_file
 
 _PATIENCE_S = 0.5
@@ -27,12 +28,13 @@ class Stack(NamedTuple):
     """How to get the stack of a process's main thread.
 
     Attributes:
-        pid: the process.
+        pid, started: the process, see `process.started`.
         signal: that makes it write.
         descriptor: of the file that it writes to.
     """
 
     pid: int
+    started: str | None
     signal: int
     descriptor: int
 
@@ -50,7 +52,7 @@ def offer() -> Stack | None:
     number = _offered.signal if _offered else _free_signal(os.getpid())
     if number is None:
         return None
-    stack = Stack(os.getpid(), number, memory_file("stack"))
+    stack = Stack(os.getpid(), started(os.getpid()), number, memory_file("stack"))
     # The stacks of other threads would be read while they run, which can go wrong; this one stands still.
     faulthandler.register(number, file=stack.descriptor, all_threads=False, chain=False)
     if _offered:
@@ -69,12 +71,9 @@ def _free_signal(pid: int) -> int | None:
 
 
 def take(stack: Stack) -> list[str]:
-    """The stack's innermost frames, the innermost first, as `file:line function`; empty if it does not come.
-
-    To be called in a child of the process, which so is there as long as it is the parent.
-    """
+    """The innermost frames as `file:line function`, the innermost first; empty if they do not come."""
     # Whoever does not handle a real-time signal dies of it.
-    if os.getppid() != stack.pid or not _masks(stack.pid, "SigCgt") >> (stack.signal - 1) & 1:
+    if started(stack.pid) != stack.started or not _masks(stack.pid, "SigCgt") >> (stack.signal - 1) & 1:
         return []
     before = written = os.fstat(stack.descriptor).st_size
     os.kill(stack.pid, stack.signal)

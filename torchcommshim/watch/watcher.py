@@ -18,6 +18,7 @@ import time
 from torchcommshim.ranges import shortened
 from torchcommshim.watch import stacks
 from torchcommshim.watch.hub import Hub, end_of, say, say_report, time_of_day
+from torchcommshim.watch.process import started
 from torchcommshim.watch.record import Entry, Reader
 from torchcommshim.watch.views import GONE, End, Seen, View
 from torchcommshim.watch.wire import Line, Message
@@ -42,7 +43,7 @@ class Watcher:
         self._size, self._limit_s = orders["world_size"], orders["limit_s"]
         self._record = Reader(orders["record"], self._size)
         self._stack = stacks.Stack(*orders["stack"]) if orders["stack"] else None
-        self._rank_pid = orders["pid"]
+        self._rank_pid, self._rank_started = orders["pid"], orders["started"]
         self._selector = selectors.DefaultSelector()
         self._hub = Hub(self._selector, socket.socket(fileno=orders["listener"]), orders)
         self._told: Entry | None = None  # the creation that the hub, or the user, was told of
@@ -58,7 +59,7 @@ class Watcher:
     def run(self) -> None:
         """Watch until the rank has ended."""
         look_s = max(min(self._limit_s / 4, _SLOWEST_LOOK_S), _BUSY_S)
-        while not self._ends and os.getppid() == self._rank_pid:
+        while not self._ends and started(self._rank_pid) == self._rank_started:
             for key, events in self._selector.select(_BUSY_S if self._hub.is_busy else look_s):
                 key.data(events)
             self._look()
