@@ -925,4 +925,4 @@ def test_dry_run_that_is_ended(tmp_path, needs_torch, number):
     assert processes_with(word) == []
     if number == signal.SIGINT:
         assert process.returncode == 130
-        assert err.endswith("interrupted; all processes that it started are gone\n")
+        assert err.endswith("interrupted; all ranks are ended\n")

@@ -186,24 +186,26 @@ def test_job_by_environment(monkeypatch):
 
 
 @pytest.mark.once
-def test_folder_that_cannot_be_made(tmp_path):
-    """A folder in the place of which a file lies is an error of the constructor, which costs the trace."""
+def test_folder_that_cannot_be_made(tmp_path, capsys):
+    """Where no file can be made one line is said, once, which names the folder; creations go on."""
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        tracing.trace(tmp_path / "file")
-
-
-@pytest.mark.once
-def test_folder_that_is_gone(tmp_path, capsys):
-    """Where no file can be made one line is said, once, and creations go on."""
-    observer = tracing.trace(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
+    observer = tracing.trace(tmp_path / "file")
     for _ in range(2):
         tracing.record(observer, 0, [{"ranks": (0, 1)}])
     (line,) = capsys.readouterr().err.splitlines()
 
-    assert "failed in trace: FileNotFoundError" in line
-    assert line.endswith("torch goes on without it")
+    assert "failed in trace: FileExistsError: " in line
+    assert line.endswith(f"'{tmp_path / 'file'}'; torch goes on without it")
+
+
+@pytest.mark.once
+def test_folder_is_made_with_the_first_group(tmp_path):
+    """A process that makes no group makes no folder."""
+    observer = tracing.trace(tmp_path / "traces")
+    before = (tmp_path / "traces").exists()
+    tracing.record(observer, 0, [{"ranks": (0, 1)}])
+
+    assert (before, len(list((tmp_path / "traces").iterdir()))) == (False, 1)
 
 
 def _fill(folder, errors):

@@ -756,11 +756,11 @@ class TestDiagnosis:
         assert text.startswith("not found.")
 
     def test_alone(self):
-        """A rank that could not ask the others says so, and blames nobody."""
+        """A rank that could not ask the others says so, and what may be the reason."""
         text = told(view(0, seen()), apart="the watcher of rank 1 was not reached")
 
         assert "ranks 1-3  could not be asked: the watcher of rank 1 was not reached" in text
-        assert "likely cause: not found." in text
+        assert "likely cause: the watcher of rank 1 was not reached: that rank has ended" in text
 
     def test_thousands_of_ranks(self):
         """4096 ranks in groups of 8, of which one rank is elsewhere, make a report of one page."""

@@ -114,7 +114,7 @@ class OrderCheck:
             yield
         except OrderError as error:
             self._worlds.pop(call.rank, None)
-            raise error.with_traceback(None) from None  # the way here tells the user nothing
+            raise OrderError(str(error)) from None  # how it was found out tells the user nothing
         except _StoppedError as stopped:
             self._worlds.pop(call.rank, None)
             if call.rank == 0:

@@ -60,8 +60,10 @@ class Report:
     def failed(self, where: str, error: Exception) -> None:
         """Note an error inside the shim; torch goes on without it.  One line a place."""
         if not any(failure.startswith(f"{where}: ") for failure in self.failures):
-            self.failures.append(f"{where}: {error!r}")
-            say(f"failed in {where}: {error!r}; torch goes on without it")
+            # Of an error with a file, repr leaves the file out.
+            told = f"{type(error).__name__}: {error}" if getattr(error, "filename", None) else repr(error)
+            self.failures.append(f"{where}: {told}")
+            say(f"failed in {where}: {told}; torch goes on without it")
 
     def _line(self, creation: Creation, ranks: tuple[int, ...], decision: Decision) -> str:
         defect = decision.defects[0]

@@ -80,7 +80,6 @@ class Trace:
     def __init__(self, current: Report, state: TorchState) -> None:
         self._report, self._state = current, state
         self._folder = Path(current.settings.trace).absolute()
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._processes: dict[int, _Process] = {}
         self._stopped = False
 
@@ -106,6 +105,7 @@ class Trace:
     def _open(self, rank: int) -> _File:
         # In containers that share a folder neither host nor process id need differ: the time does.
         moment = time.strftime("%Y%m%dT%H%M%S") + f".{time.time_ns() // 1000 % 1_000_000:06}"
+        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rank{rank:05}-{moment}-{socket.gethostname()}-{os.getpid()}.jsonl"
         return _File(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
 

@@ -67,7 +67,7 @@ def main(chosen: argparse.Namespace) -> int:
         sys.stderr.write(f"torchcommshim explain: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write("torchcommshim explain: interrupted; all processes that it started are gone\n")
+        sys.stderr.write("torchcommshim explain: interrupted; all ranks are ended\n")
         return 130
 
 

@@ -224,7 +224,7 @@ def _say_what_became(ended: list[dict[str, Any]], scratch: Path, chosen: argpars
             _say(f"{listed(by_end[how])}: {meaning}")
     # Ranks that fail alike differ in little but their own numbers: of some of them one is shown.
     for (code, *tail), ranks in list(failed.items())[:4]:
-        _say(f"{listed(ranks)} failed, {code}; stderr ends with:")
+        _say(f"{listed(ranks)} failed, {code}; stderr " + ("ends with:" if tail else "is empty"))
         for line in tail:
             sys.stderr.write(f"    {line}\n")
         if any(hint in line for line in tail for hint in _WANTED_GPU):

@@ -277,6 +277,9 @@ def _notes(job: Job, stuck: list[int], length: int) -> Iterator[str]:
             f"no trace of {listed(job.missing)}: assumed to make the {length} groups that all ranks make, "
             "as the other ranks do"
         )
+    cut = [rank for rank, trace in job.ranks.items() if trace.cut]
+    if cut:
+        yield f"the trace of {listed(cut)} is cut short in its last line, which is left out"
     if stuck:
         yield (
             f"{listed(stuck)} did not come back from a creation in the traced run: assumed to go on as the "

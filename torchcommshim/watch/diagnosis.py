@@ -130,7 +130,9 @@ def _ranks(views: list[View]) -> list[int]:
 def _causes(job: Job) -> list[str]:
     """The likeliest first."""
     found = list(filter(None, (_defect(job), _disagreement(job))))
-    if not found and not job.apart:
+    if not found and job.apart:
+        found.append(f"{job.apart}: that rank has ended, or the hosts cannot reach each other.")
+    elif not found:
         inside: dict[tuple[str, str], set[int]] = defaultdict(set)
         for rank, seen in job.waiting.items():
             inside[seen.call].add(rank)

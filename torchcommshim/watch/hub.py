@@ -58,7 +58,7 @@ class Hub:
         self._asked = 0.0  # when, on the monotonic clock; 0: nobody is late, or all was said
         self._late: set[int] = set()  # ranks that are to be reported
         self._waiting: set[int] = set()  # of the ranks in the report, those that wait still
-        self._news: list[int] = []  # ranks that have ended since
+        self._news: list[int] = []  # ranks, of all, that have ended since
         self._news_at = 0.0
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -80,7 +80,7 @@ class Hub:
         if self._news and now > self._news_at + _NEWS_S:
             ranks = shortened(sorted(self._news))
             end = self._ended[self._news[0]]
-            say(f"hang report: of the ranks that waited, {ranks}: {end.how}, at {end.at}")
+            say(f"hang report: since then, {ranks}: {end.how}, at {end.at}")
             self._news, self._news_at = [], 0.0
 
     def note_end(self, rank: int, end: End) -> None:
@@ -89,7 +89,7 @@ class Hub:
             return
         self._ended[rank] = end
         self._tell_successor()
-        if rank in self._waiting or self._news:
+        if self._waiting or self._news:
             self._news.append(rank)
             self._news_at = self._news_at or time.monotonic()
         self._waiting.discard(rank)
