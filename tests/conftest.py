@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -18,6 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 # since a virtual environment's `.pth` runs twice (cpython#75723).
 ARMED_BY = "sorted(set(getattr(sys.modules.get('torchcommshim'), '_armed_by', ())))"
 PTH = ["torchcommshim.pth"]
+
+
+def _collect_garbage():
+    """Leave none to a fork.
+
+    It would destroy a store or group that is garbage here, and wait for its threads, which a fork lacks.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+os.register_at_fork(before=_collect_garbage, after_in_parent=gc.unfreeze)
 
 
 def pytest_addoption(parser):
