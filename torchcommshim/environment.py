@@ -29,3 +29,14 @@ def with_shim(environment: Mapping[str, str]) -> dict[str, str]:
     # An empty element of PYTHONPATH means the current directory, so the variable must not get one.
     elements = [folder, *(element for element in existing.split(os.pathsep) if element != folder)]
     return {**environment, "PYTHONPATH": os.pathsep.join(elements) if existing else folder}
+
+
+def with_checkout(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment`; where this package is a source checkout, with it first on PYTHONPATH."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / "pyproject.toml").is_file():
+        return dict(environment)
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(root), environment.get("PYTHONPATH")])),
+    }

@@ -135,7 +135,6 @@ class Memory:
     Attributes:
         rank, size: of this process in the world, and of the world.
         store: the world's.
-        backends: the world's backend for each type of device.
         shared: there are other processes; not so in a dry run.
         stripped: the shim dropped its device_id.
         local_creations: how often exactly these ranks have made a local-synchronization group.
@@ -146,7 +145,6 @@ class Memory:
     rank: int
     size: int
     store: Any
-    backends: dict[str, str]
     shared: bool
     stripped: bool = False
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
@@ -267,8 +265,7 @@ class Shim:
         memory = _memories.get(world)
         if memory is None:
             shared = self.worlds.is_shared(self.state.world_backend)
-            backends = self.state.world_backends()
-            fresh = Memory(world.rank(), world.size(), self.state.store, backends, shared)
+            fresh = Memory(world.rank(), world.size(), self.state.store, shared)
             memory = _memories.setdefault(world, fresh)
         return memory
 
@@ -285,7 +282,7 @@ class Shim:
         # Of its ranks, a decision depends on their number alone; a test holds the policy to that.
         sort = (kind, backend, device, memory.stripped, len(ranks))
         if sort not in memory.decided:
-            creation = self._describe(kind, ranks, backend, device, memory)
+            creation = self.state.describe(kind, ranks, backend, stripped=memory.stripped)
             memory.decided[sort] = creation, decide(creation, self.traits, self.report.settings.strategy)
         creation, decision = memory.decided[sort]
         if decision == NOTHING:
@@ -297,23 +294,6 @@ class Shim:
         if self.acts:
             plan.args, plan.kwargs = helper.replace(args, kwargs, **self._changes(plan))
         return plan
-
-    def _describe(
-        self, kind: str, ranks: tuple[int, ...], backend: str, device: Any, memory: Memory
-    ) -> Creation:
-        # As _get_split_source of 2.3 to 2.5, the only ones that ask it for a world that is not bound.
-        device_type = "cuda" if device is None else device.type
-        return Creation(
-            kind=kind,
-            ranks=ranks,
-            backend=backend,
-            world_size=memory.size,
-            bound=device is not None,
-            stripped=memory.stripped,
-            device_backend=self.state.backends(backend).get(device_type),
-            world_device_backend=memory.backends.get(device_type),
-            world_splits=self.state.who_splits(device or device_type),
-        )
 
     def _changes(self, plan: Plan) -> dict[str, Any]:
         """The helper's arguments that the decision replaces."""

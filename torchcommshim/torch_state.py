@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torchcommshim.creations import ALL, MEMBERS, NOBODY
+from torchcommshim.creations import ALL, MEMBERS, NOBODY, Creation
 
 
 class TorchState:
@@ -51,6 +51,25 @@ class TorchState:
         while isinstance(backend, wrapper):
             backend = backend.wrapped_pg
         return ALL if hasattr(backend, "perform_nocolor_split") else MEMBERS
+
+    def describe(
+        self, kind: str, ranks: tuple[int, ...], backend: str, *, stripped: bool = False
+    ) -> Creation:
+        """A creation in the world as it is now; `stripped`: the shim has dropped its device_id."""
+        device = self.world.bound_device_id
+        # As _get_split_source of 2.3 to 2.5, the only ones that ask it for a world that is not bound.
+        device_type = "cuda" if device is None else device.type
+        return Creation(
+            kind=kind,
+            ranks=ranks,
+            backend=backend,
+            world_size=self.world.size(),
+            bound=device is not None,
+            stripped=stripped,
+            device_backend=self.backends(backend).get(device_type),
+            world_device_backend=self.world_backends().get(device_type),
+            world_splits=self.who_splits(device or device_type),
+        )
 
     def uses_torchcomms(self) -> bool:
         """torchcomms (2.11 on) makes groups in its own way; the shim stands aside."""

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torchcommshim
-from torchcommshim import settings
+from torchcommshim import environment, settings
 from torchcommshim.explain.words import listed
+from torchcommshim.options import positive
 
 LIMIT_S = 300.0
 QUIET_S = 10.0
@@ -49,29 +49,18 @@ def add_arguments(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--fake", action="store_true", help="run COMMAND (a Python script, or python ...) once for each rank"
     )
-    parser.add_argument("--world-size", type=_positive(int), metavar="N", help="how many ranks")
-    parser.add_argument("--jobs", type=_positive(int), metavar="N", help="how many run at a time (the CPUs)")
+    parser.add_argument("--world-size", type=positive(int), metavar="N", help="how many ranks")
+    parser.add_argument("--jobs", type=positive(int), metavar="N", help="how many run at a time (the CPUs)")
     parser.add_argument(
-        "--limit", type=_positive(float), metavar="SECONDS", help=f"end a rank after that ({LIMIT_S:g})"
+        "--limit", type=positive(float), metavar="SECONDS", help=f"end a rank after that ({LIMIT_S:g})"
     )
     parser.add_argument(
         "--quiet",
-        type=_positive(float),
+        type=positive(float),
         metavar="SECONDS",
         help=f"end a rank that has made a group, and then none for that long ({QUIET_S:g})",
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the traces in DIR")
-
-
-def _positive(kind: type[int | float]) -> Any:
-    def parse(text: str) -> int | float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
-        return value
-
-    parse.__name__ = kind.__name__  # argparse names it in its message
-    return parse
 
 
 def refuse_options(chosen: argparse.Namespace) -> None:
@@ -200,10 +189,7 @@ def _environment(outside: Any, folder: Path) -> dict[str, str]:
             "OMP_NUM_THREADS": "1",
         }
     )
-    root = Path(torchcommshim.__file__).resolve().parent.parent
-    if (root / "pyproject.toml").is_file():  # a source checkout
-        values["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), values.get("PYTHONPATH")]))
-    return values
+    return environment.with_checkout(values)
 
 
 def _say_what_became(ended: list[dict[str, Any]], scratch: Path, chosen: argparse.Namespace) -> None:

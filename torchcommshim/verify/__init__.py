@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Iterator, Sequence
 
 import torchcommshim
+from torchcommshim.options import positive
 from torchcommshim.verify import catalogue, table
 from torchcommshim.verify.catalogue import Scenario
 from torchcommshim.verify.runner import Machine, NoTorch, Runner, free, look
@@ -50,23 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scenario", action="append", metavar="NAME", help="run this one only; may be repeated (all)"
     )
-    parser.add_argument("--nproc", type=_positive(int), default=4, metavar="N", help="number of ranks (4)")
+    parser.add_argument("--nproc", type=positive(int), default=4, metavar="N", help="number of ranks (4)")
     parser.add_argument(
         "--simulate", action="store_true", help="use simulated NCCL even where there are GPUs"
     )
     parser.add_argument(
         "--deadline",
-        type=_positive(float),
+        type=positive(float),
         metavar="SECONDS",
         help=f"a run that takes longer, once all ranks have started, hangs ({REAL_DEADLINE:.0f} on GPUs, "
         f"{SIMULATED_DEADLINE:.0f} simulated)",
     )
     parser.add_argument(
-        "--jobs", type=_positive(int), default=1, metavar="N", help="how many runs at the same time (1)"
+        "--jobs", type=positive(int), default=1, metavar="N", help="how many runs at the same time (1)"
     )
     parser.add_argument(
         "--port",
-        type=_positive(int),
+        type=positive(int),
         metavar="PORT",
         help="torchrun's port; with --jobs also those above (any)",
     )
@@ -101,17 +102,6 @@ def main(chosen: argparse.Namespace) -> int:
         print("", *table.table(scenarios, strategies, results, color=color), sep="\n")
         print(*table.details(scenarios, strategies, results), sep="\n")
     return 0 if document["ok"] else 1
-
-
-def _positive(kind: type[int | float]) -> Any:
-    def parse(text: str) -> int | float:
-        value = kind(text)
-        if not value > 0:
-            raise argparse.ArgumentTypeError(f"must be more than 0, not {text}")
-        return value
-
-    parse.__name__ = kind.__name__  # argparse names it in its message
-    return parse
 
 
 def _scenarios(chosen: argparse.Namespace) -> list[Scenario]:

@@ -17,7 +17,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import torchcommshim
 from torchcommshim import environment
 from torchcommshim.verify.catalogue import Scenario
 from torchcommshim.verify.switchboard import switchboard
@@ -184,9 +183,7 @@ def _environment(strategy: str, simulate: bool) -> dict[str, str]:
         values.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if simulate:
         values["CUDA_VISIBLE_DEVICES"] = ""
-    root = Path(torchcommshim.__file__).resolve().parent.parent
-    if (root / "pyproject.toml").is_file():  # a source checkout
-        values["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), values.get("PYTHONPATH")]))
+    values = environment.with_checkout(values)
     return values if strategy == "off" else environment.with_shim(values)
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from torchcommshim.calls import Call
-from torchcommshim.creations import WORLD, Creation
+from torchcommshim.creations import WORLD
 from torchcommshim.defects import POINT_TO_POINT, striking
 from torchcommshim.report import Report
 from torchcommshim.torch_state import TorchState
@@ -64,26 +64,13 @@ class Watch:
             return
         self._sorts.add(sort)
         if not self._report.settings.acts:
+            creation = self._state.describe(call.kind, call.ranks, call.backend)
             self._struck += [
                 Struck(call.number, call.site, defect.name, defect.title, defect.upstream)
-                for defect in striking(self._creation(call), self._report.traits)
+                for defect in striking(creation, self._report.traits)
                 if defect is not POINT_TO_POINT  # breaks what comes after a creation
             ]
         session.record.facts(self._state.world.bound_device_id is not None, self._struck)
-
-    def _creation(self, call: Call) -> Creation:
-        device = self._state.world.bound_device_id
-        device_type = "cuda" if device is None else device.type
-        return Creation(
-            kind=call.kind,
-            ranks=call.ranks,
-            backend=call.backend,
-            world_size=call.world_size,
-            bound=device is not None,
-            device_backend=self._state.backends(call.backend).get(device_type),
-            world_device_backend=self._state.world_backends().get(device_type),
-            world_splits=self._state.who_splits(device or device_type),
-        )
 
 
 def _has_python() -> bool:
