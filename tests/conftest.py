@@ -25,12 +25,13 @@ def _collect_garbage():
     """Leave none to a fork.
 
     It would destroy a store or group that is garbage here, and wait for its threads, which a fork lacks.
+    What is left stays frozen, here too: the next fork has little to look through.
     """
     gc.collect()
     gc.freeze()
 
 
-os.register_at_fork(before=_collect_garbage, after_in_parent=gc.unfreeze)
+os.register_at_fork(before=_collect_garbage)
 
 
 def pytest_addoption(parser):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one scenario as one rank; torchrun starts this, the runner starts torchrun.
+"""Run one scenario as one rank; torchrun or forkrun starts this, the runner starts them.
 
     python -m torchcommshim.verify.launch FOLDER DEADLINE SCRIPT [--simulate ADDRESS]
 
@@ -23,19 +23,19 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import MutableMapping
+from typing import MutableMapping, Sequence
 
 import torchcommshim
 
 
-def main() -> None:
-    """Run the command line above."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command line above, or the one of these words."""
     parser = argparse.ArgumentParser(prog="torchcommshim.verify.launch")
     parser.add_argument("folder", type=Path)
     parser.add_argument("deadline", type=float)
     parser.add_argument("script")
     parser.add_argument("--simulate", metavar="ADDRESS")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     rank, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
 
     (arguments.folder / f"{rank}.pid").write_text(str(os.getpid()))

@@ -128,13 +128,15 @@ class Runner:
         """
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchcommshim-verify-")))
+            launcher = "torch.distributed.run"
             launch = ["-m", "torchcommshim.verify.launch", str(folder), str(deadline), str(script)]
             if self.simulate:
+                launcher = "torchcommshim.verify.forkrun"
                 launch += ["--simulate", stack.enter_context(switchboard())]
             began = time.monotonic()
             with open(folder / "torchrun", "w") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "torch.distributed.run", *self._options(folder, port), *launch],
+                    [sys.executable, "-m", launcher, *self._options(folder, port), *launch],
                     env=_environment(strategy, self.simulate),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -152,7 +154,9 @@ class Runner:
             return verdict
 
     def _options(self, folder: Path, port: int | None) -> list[str]:
-        where = ["--standalone"] if port is None else ["--master-addr=127.0.0.1", f"--master-port={port}"]
+        where = ["--master-addr=127.0.0.1", f"--master-port={port}"]
+        if port is None:  # what --standalone stands for
+            where = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={folder.name}"]
         logs = ["--redirects=3", f"--log-dir={folder / 'logs'}"]
         return [*where, "--local-addr=127.0.0.1", f"--nproc-per-node={self.ranks}", *logs]
 
