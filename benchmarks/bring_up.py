@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real job's start on real NCCL: Megatron's 82 groups for 8 ranks, from init until all have been used.
+"""A real job's start on real NCCL: Megatron's groups, 82 for 8 ranks, from init until all have been used.
+
+As many ranks as GPUs, where there are several; 8 on one.
 
 Seconds, the slowest rank's: of `init_process_group`, of making the groups, and of the first barrier and a
 checked all-reduce on each group.  The memory is what a rank's GPU has less of afterwards, in MiB a rank: the
@@ -32,7 +34,9 @@ def measure(quick: bool, seconds: float = 120) -> dict[str, Any]:
     if tuple(map(int, machine["torch"].split(".")[:2])) >= (2, 5):
         ways[EAGER] = Condition("off")
     ways.update({strategy: Condition(strategy) for strategy in ("auto", "split", "strip")})
-    series = Series("gpu-bring-up", bring_up, 4 if quick else RANKS, machine, seconds)
+    gpus = len(machine["gpus"])
+    size = 4 if quick else gpus if gpus >= 4 else RANKS  # the layout has 4 stages
+    series = Series("gpu-bring-up", bring_up, size, machine, seconds)
     alternate({way: partial(series.run, way, ways[way]) for way in ways}, 1 if quick else 20, seconds)
     return series.result(base=LAZY, of="total")
 

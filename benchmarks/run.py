@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def take(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure one part; the result by its key: the part, and the torch that it was run on."""
+    """Measure one part; the result by its key: the part, the torch that it was run on, and how many GPUs."""
     began = time.monotonic()
     limit = {"seconds": args.seconds} if args.seconds and name.endswith(("training", "up", "p2p")) else {}
     result = {**about(), **part(name)(args.quick, **limit)}
@@ -94,6 +94,9 @@ def take(name: str, args: argparse.Namespace) -> dict[str, Any]:
     if name == "start":  # has nothing to do with torch
         key = name
         del result["torch"]
+    gpus = len(result.get("machine", {}).get("gpus", ()))
+    if gpus > 1:  # beside the same on one
+        key += f", {gpus} GPUs"
     progress(f"{name}: done in {time.monotonic() - began:.0f} s")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)

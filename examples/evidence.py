@@ -4,6 +4,7 @@
     python evidence.py cpu --out FOLDER          layouts of ranks, gloo: PP1, PP2, PP4, DP2xPP2; 4 minutes
     python evidence.py gpu --out FOLDER          without and with the shim, NCCL, one GPU is enough; 8 minutes
     python evidence.py gpu --out FOLDER --jobs 4 --only reference-1 off-4 auto-4
+    python evidence.py gpus --out FOLDER         a GPU a rank, 2 to 8: that many stages, and two by two
 
 Each run goes under a deadline. FOLDER gets evidence.json, losses.png if matplotlib is installed, and what
 each run printed. A table is printed; exit 0 if every run that should train did.
@@ -15,6 +16,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
@@ -27,6 +29,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+STRATEGIES = ("auto", "strip", "split")
+FLOAT16 = "--fp16 --initial-loss-scale 65536"
+ENGINE = f"--transformer-impl transformer_engine {FLOAT16}"
 STACK = "(most recent call first)"  # above each thread that faulthandler shows; the main thread comes last
 
 
@@ -38,6 +43,7 @@ class Run:
         name: what it is called in the table.
         ranks, stages: processes, and pipeline stages among them.
         shim: value of TORCHCOMMSHIM.
+        layers: of the model.
         extra: flags after the script's own.
         script: run in place of pretrain_gpt.py, relative to this folder.
         must_train: without the shim a run may hang.
@@ -54,6 +60,7 @@ class Run:
     ranks: int
     stages: int
     shim: str = "off"
+    layers: int = 4
     extra: str = ""
     script: str = "pretrain_gpt.py"
     must_train: bool = True
@@ -74,19 +81,30 @@ def cpu_runs() -> list[Run]:
 
 def gpu_runs() -> list[Run]:
     """Each strategy in 4 and 8 ranks; float16; Transformer Engine and megatron-core where installed."""
-    float16 = "--fp16 --initial-loss-scale 65536"
-    engine = f"--transformer-impl transformer_engine {float16}"
     core = "megatron_core/pretrain_gpt.py"
     runs = [Run("reference-1", 1, 1)]
     for ranks in (4, 8):
         runs.append(Run(f"off-{ranks}", ranks, 4, must_train=False, deadline=40))
-        runs += [Run(f"{strategy}-{ranks}", ranks, 4, strategy) for strategy in ("auto", "strip", "split")]
-    runs.append(Run("auto-fp16-8", 8, 4, "auto", float16))
+        runs += [Run(f"{strategy}-{ranks}", ranks, 4, strategy) for strategy in STRATEGIES]
+    runs.append(Run("auto-fp16-8", 8, 4, "auto", extra=FLOAT16))
     if importable("transformer_engine.pytorch"):
-        runs.append(Run("auto-te-fp16-4", 4, 4, "auto", engine))
+        runs.append(Run("auto-te-fp16-4", 4, 4, "auto", extra=ENGINE))
     if importable("megatron.core"):
         runs.append(Run("off-megatron-core-8", 8, 4, "off", script=core, must_train=False, deadline=60))
-        runs.append(Run("auto-megatron-core-8", 8, 4, "auto", float16, script=core))
+        runs.append(Run("auto-megatron-core-8", 8, 4, "auto", extra=FLOAT16, script=core))
+    return runs
+
+
+def several_gpus_runs(gpus: int, engine: bool) -> list[Run]:
+    """Each rank on a GPU of its own: as many stages as GPUs, and DP2xPP2; `engine`: with TE layers too."""
+    layers = math.lcm(4, gpus)
+    layouts = {f"PP{gpus}": (gpus, gpus), **({"DP2xPP2": (4, 2)} if gpus >= 4 else {})}
+    runs = [Run("reference-1", 1, 1, layers=layers)]
+    for name, (ranks, stages) in layouts.items():
+        runs.append(Run(f"off-{name}", ranks, stages, layers=layers, must_train=False, deadline=40))
+        runs += [Run(f"{strategy}-{name}", ranks, stages, strategy, layers) for strategy in STRATEGIES]
+        if engine:
+            runs.append(Run(f"auto-te-fp16-{name}", ranks, stages, "auto", layers, ENGINE))
     return runs
 
 
@@ -115,6 +133,7 @@ def execute(run: Run, args: argparse.Namespace, port: int) -> None:
         "LAUNCH": f"{sys.executable} -m torch.distributed.run --redirects 3 --log-dir {folder / 'ranks'}",
         "GPUS_PER_NODE": str(run.ranks),
         "PP": str(run.stages),
+        "NUM_LAYERS": str(run.layers),
         "TRAIN_ITERS": str(args.iterations),
         "TRANSFORMER_IMPL": "local",
         "MASTER_PORT": str(port),
@@ -238,7 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("device", choices=("cpu", "gpu"))
+    parser.add_argument("device", choices=("cpu", "gpu", "gpus"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--only", nargs="+", metavar="RUN")
@@ -253,17 +272,22 @@ def main() -> int:
 
     import torch
 
-    if (args.device == "gpu") != torch.cuda.is_available():
-        parser.error(f"{args.device}: torch.cuda.is_available() is {torch.cuda.is_available()}")
-    runs = cpu_runs() if args.device == "cpu" else gpu_runs()
+    gpus = torch.cuda.device_count()
+    if (args.device != "cpu") != bool(gpus) or (args.device == "gpus" and not 2 <= gpus <= 8):
+        parser.error(f"{args.device}: torch finds {gpus} GPUs")
+    if args.device == "gpus":
+        runs = several_gpus_runs(gpus, engine=importable("transformer_engine.pytorch"))
+    else:
+        runs = cpu_runs() if args.device == "cpu" else gpu_runs()
     runs = [run for run in runs if not args.only or run.name in args.only]
     if not runs:
         parser.error(f"--only {' '.join(args.only)}: there is no such run")
     machine = {
         "torch": torch.__version__,
         "python": sys.version.split()[0],
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if args.device == "gpu" else None,
-        "gpu": torch.cuda.get_device_name() if args.device == "gpu" else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
+        "gpu": torch.cuda.get_device_name() if gpus else None,
+        "gpus": gpus,
         "transformer_engine": version("transformer_engine"),
         "megatron-core": version("megatron-core"),
     }

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """evidence.py reads the outcome of a run from what its ranks printed."""
 
-from evidence import Run, judge, table
+import pytest
+from evidence import Run, judge, several_gpus_runs, table
 
 LINE = " [2026-01-01 00:00:00] iteration        1/       2 | lm loss: 5.500000E+00 | loss scale: 1.0 |\n"
 DUMP = """torchcommshim: 1 creation repaired
@@ -68,3 +69,19 @@ def test_table():
         "| name | 2 | 2 | off | hang | 0 |  |  | 0.0 |",
     ]
     assert lines[5].startswith("name, rank 1: distributed_c10d.py:1606")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (2, [("reference-1", 1, 1, 4), ("auto-PP2", 2, 2, 4)]),
+        (4, [("reference-1", 1, 1, 4), ("auto-PP4", 4, 4, 4), ("auto-DP2xPP2", 4, 2, 4)]),
+        (8, [("reference-1", 1, 1, 8), ("auto-PP8", 8, 8, 8), ("auto-DP2xPP2", 4, 2, 8)]),
+    ],
+)
+def test_layouts_on_several_gpus(gpus, expected):
+    """As many stages as GPUs, and 2 by 2 where there are 4; each stage has as many layers as the others."""
+    runs = several_gpus_runs(gpus, engine=False)
+    shown = [run for run in runs if run.shim in ("off", "auto") and run.must_train]
+
+    assert [(run.name, run.ranks, run.stages, run.layers) for run in shown] == expected
