@@ -772,6 +772,20 @@ class TestDiagnosis:
         assert "4095 of 4096 ranks wait" in text
         assert "more ranks, in" in text
 
+    def test_each_rank_names_its_own_group(self, monkeypatch):
+        """Of 1024 ranks in one call each is looked at a few times, not once for each other rank."""
+        looks, waits = [], View.waits.fget
+        monkeypatch.setattr(View, "waits", property(lambda view: looks.append(view.rank) or waits(view)))
+        size = 1024
+        groups = [shortened(range(rank // 8 * 8, rank // 8 * 8 + 8)) for rank in range(size)]
+        ended = [None] * (size - 1) + [1.0]
+        text = told(
+            *(view(rank, seen(1, groups[rank], ended=ended[rank])) for rank in range(size)), size=size
+        )
+
+        assert max(map(looks.count, (0, 500, size - 1))) < 10
+        assert [line.split()[1] for line in text.splitlines()[1:4]] == ["0-7", "8-15", "16-23"]
+
     def test_one_stack_a_place(self):
         """Of ranks that wait in the same line one stack is shown."""
         stack = ["distributed_c10d.py:9 _new_process_group_helper", "train.py:1 main"]

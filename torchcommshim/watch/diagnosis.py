@@ -7,6 +7,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
@@ -43,13 +44,13 @@ class Job:
     silent: Iterable[int] = ()
     apart: str = ""
 
-    @property
+    @cached_property
     def unheard(self) -> list[int]:
         """Ranks of which nothing is known."""
         known = {*self.views, *self.ended, *self.silent}
         return [rank for rank in range(self.size) if rank not in known]
 
-    @property
+    @cached_property
     def waiting(self) -> dict[int, Seen]:
         """The ranks that wait, and in what."""
         return {rank: view.waits for rank, view in sorted(self.views.items()) if view.waits}
@@ -91,18 +92,18 @@ def _table(job: Job) -> Iterator[str]:
 
 
 def _states(job: Job) -> Iterator[tuple[str, list[int]]]:
-    """Waiting ranks first, in the order of their creations."""
+    """Waiting ranks first, in the order of their creations and then of the ranks."""
     waiting: dict[tuple[Any, ...], list[View]] = defaultdict(list)
     elsewhere: dict[tuple[Any, ...], list[View]] = defaultdict(list)
     for _, view in sorted(job.views.items()):
         last = view.waits or (view.seen[-1] if view.seen else None)
         group = waiting if view.waits else elsewhere
         group[(last.number, last.site, last.same, view.inside) if last else (-1,)].append(view)
-    for _, views in sorted(waiting.items()):
+    for _, views in sorted(waiting.items(), key=_by_number_and_rank):
         seen = [view.waits for view in views if view.waits]
         where = f" in {views[0].inside}" if views[0].inside else ""
         yield f"waiting for {max(each.began for each in seen):.0f} s{where}: {_text(seen[0])}", _ranks(views)
-    for key, views in sorted(elsewhere.items()):
+    for key, views in sorted(elsewhere.items(), key=_by_number_and_rank):
         if key == (-1,):
             yield "elsewhere, no creation yet", _ranks(views)
         else:
@@ -118,6 +119,11 @@ def _states(job: Job) -> Iterator[tuple[str, list[int]]]:
         yield f"could not be asked: {job.apart}", job.unheard
     elif job.unheard:
         yield "not heard of: not started, without torchcommshim, or cut off", job.unheard
+
+
+def _by_number_and_rank(state: tuple[tuple[Any, ...], list[View]]) -> tuple[int, int]:
+    (number, *_), views = state
+    return number, views[0].rank
 
 
 def _ranks(views: list[View]) -> list[int]:
