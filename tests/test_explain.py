@@ -27,7 +27,6 @@ from torchcommshim import cli
 from torchcommshim.explain import traces
 from torchcommshim.explain.program import AT_ONCE, LATER, WORLD_FIRST
 from torchcommshim.explain.releases import release_of, salt_of, traits_of
-from torchcommshim.explain.words import group, spans
 from torchcommshim.splits import CONNECT, COUNTER, ERROR, HANG, NOCOLOR, OK, REGISTERED, SPLIT, USE, WRONG
 
 once = pytest.mark.once
@@ -330,7 +329,7 @@ def test_job_that_hangs(tmp_path, needs_torch, explain):
 
     assert code == 1
     assert [note.partition(":")[0] for note in found["notes"]] == [
-        "ranks 2-3 did not come back from a creation in the traced run"
+        "ranks 2,3 did not come back from a creation in the traced run"
     ]
     assert verdicts(found) == dict.fromkeys((AT_ONCE, LATER, WORLD_FIRST), HANG)
     assert places(found, LATER)[:2] == [
@@ -451,8 +450,8 @@ def test_ranks_in_different_order(tmp_path, explain):
     _, found, _ = explain(tmp_path, "--json")
 
     assert found["notes"] == [
-        "ranks make different groups as number 1 of those that all ranks make: ranks 0-2 [0, 1] nccl "
-        "(train.py:1 main); rank 3 [2, 3] nccl (train.py:3 main)"
+        "ranks make different groups as number 1 of those that all ranks make: ranks 0-2 [0,1] nccl "
+        "(train.py:1 main); rank 3 [2,3] nccl (train.py:3 main)"
     ]
 
 
@@ -488,7 +487,7 @@ def test_missing_rank(tmp_path, explain):
     code, out, err = explain(tmp_path)
 
     assert (code, out) == (2, "")
-    assert "has 4 ranks, and no trace of ranks 1, 3; --partial explains what there is" in err
+    assert "has 4 ranks, and no trace of ranks 1,3; --partial explains what there is" in err
 
 
 @once
@@ -498,7 +497,7 @@ def test_missing_rank_that_is_assumed(tmp_path, explain):
     _, found, _ = explain(tmp_path, "--partial", "--json")
 
     assert found["notes"] == [
-        "no trace of ranks 0-1, 3: assumed to make the 1 groups that all ranks make, as the other ranks do"
+        "no trace of ranks 0,1,3: assumed to make the 1 groups that all ranks make, as the other ranks do"
     ]
     assert verdicts(found) == {AT_ONCE: OK, LATER: OK, WORLD_FIRST: HANG}
     assert found["calls_without_colour"] == [0, 0, 1, 1]
@@ -662,7 +661,7 @@ def test_ranks_that_differ(tmp_path, explain):
 @once
 def test_ranks_outside_the_world(tmp_path, explain):
     """A group with ranks that the world does not have is refused."""
-    assert "its ranks [0, 7] are not ranks of a world of 4" in explain(tracing.job(tmp_path, [0, 7]))[2]
+    assert "its ranks [0,7] are not ranks of a world of 4" in explain(tracing.job(tmp_path, [0, 7]))[2]
 
 
 @once
@@ -706,9 +705,9 @@ def test_text(tmp_path, explain):
         "",
         "Without the shim the program hangs.",
         "  If all groups are made, then the world is used, then the groups in that order: hangs",
-        "    ranks 2-3 wait in creation 1, new_group [0, 1] at train.py:7 main, which has others as members, "
-        "splitting the world without a colour (perform_nocolor_split): for ranks 0-1",
-        "    ranks 0-1 wait in the first use of the world: for ranks 2-3",
+        "    ranks 2,3 wait in creation 1, new_group [0,1] at train.py:7 main, which has others as members, "
+        "splitting the world without a colour (perform_nocolor_split): for ranks 0,1",
+        "    ranks 0,1 wait in the first use of the world: for ranks 2,3",
         "  If each group is used as soon as it is made, and the world at the end; or if all groups are made, "
         "then used in that order, then the world: ends well",
         "",
@@ -771,7 +770,7 @@ def test_picture_of_matched_rounds(tmp_path, explain):
     assert texts["number on"][:-1] == ["1", "1", "2", "2"]  # the last is the legend's
     assert texts["number ink"][:-1] == ["1", "1", "2", "2"]
     assert [text.text for text in root.iter(f"{SVG}title")][1] == (
-        "rank 0, round 1: with the group's colour, for creation 1, new_group [0, 1]"
+        "rank 0, round 1: with the group's colour, for creation 1, new_group [0,1]"
     )
 
 
@@ -819,14 +818,6 @@ def test_picture_that_cannot_be_written(tmp_path, explain):
     )
 
 
-@once
-def test_ranks_in_words():
-    """Neighbours are joined, and long lists are cut."""
-    assert spans([7, 0, 1, 2, 3]) == "0-3, 7"
-    assert spans(range(0, 40, 2)) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
-    assert (group([3, 1]), group(range(0, 90, 10))) == ("[3, 1]", "[0, 10, ... 80] of 9")
-
-
 # -- dry runs -------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -857,7 +848,7 @@ def test_dry_run_of_ranks_that_fail(tmp_path, needs_torch):
     assert done.stderr == (
         "torchcommshim explain: rank 1 failed, exit code 1; stderr ends with:\n    no data for rank 1\n"
     )
-    assert "rank 2 waits in creation 1, new_group [0, 1]" in done.stdout
+    assert "rank 2 waits in creation 1, new_group [0,1]" in done.stdout
 
 
 def test_dry_run_of_a_script_that_wants_a_gpu(tmp_path, needs_torch):

@@ -468,10 +468,10 @@ def test_outcome_for_people():
     """An outcome reads as sentences that name ranks, steps and places."""
     assert str(play(m1(), "2.4")).splitlines() == [
         "hang",
-        "rank 0 waits in all_reduce on world (a collective or send) for ranks 2, 3",
-        "rank 1 waits in all_reduce on world (a collective or send) for ranks 2, 3",
-        "rank 2 waits in new_group [0, 1] nccl (perform_nocolor_split) for ranks 0, 1",
-        "rank 3 waits in new_group [0, 1] nccl (perform_nocolor_split) for ranks 0, 1",
+        "rank 0 waits in all_reduce on world (a collective or send) for ranks 2,3",
+        "rank 1 waits in all_reduce on world (a collective or send) for ranks 2,3",
+        "rank 2 waits in new_group [0,1] nccl (perform_nocolor_split) for ranks 0,1",
+        "rank 3 waits in new_group [0,1] nccl (perform_nocolor_split) for ranks 0,1",
     ]
 
 

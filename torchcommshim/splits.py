@@ -8,7 +8,7 @@ traits, with or without the shim, and returns an `Outcome`:
     pair = program.new_group([0, 1])
     program.all_reduce()
     program.all_reduce(pair)
-    print(run(program, traits))  # rank 2 waits in new_group [0, 1] ...
+    print(run(program, traits))  # rank 2 waits in new_group [0,1] ...
 
 A rank goes on until it needs others; what it needs them for is a meeting.  There are three kinds:
 
@@ -40,6 +40,7 @@ from typing import Any, Union
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD, Creation
 from torchcommshim.policy import INDEPENDENT, NONE, SPLIT_NOW, Decision, decide
+from torchcommshim.ranges import bracketed, named
 from torchcommshim.settings import STRATEGIES
 from torchcommshim.traits import Traits
 
@@ -105,7 +106,7 @@ class Create:
     kind: str = COLLECTIVE
 
     def __str__(self) -> str:
-        return f"{_CALLS.get(self.kind, self.kind)} {list(self.ranks)} {self.backend}"
+        return f"{_CALLS.get(self.kind, self.kind)} {bracketed(self.ranks)} {self.backend}"
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class Wait:
         rank: it.
         index, step: where in its list.
         at: NOCOLOR, SPLIT, CONNECT or USE.
-        missing: the ranks that it waits for, ascending.
+        missing: the ranks that it waits for, ascending; empty if they came, and found another group there.
     """
 
     rank: int
@@ -214,8 +215,12 @@ class Wait:
     missing: Ranks
 
     def __str__(self) -> str:
-        others = ", ".join(map(str, self.missing)) or "that have found another group under the same name"
-        return f"rank {self.rank} waits in {self.step} ({self.at}) for ranks {others}"
+        return f"rank {self.rank} waits in {self.step} ({self.at}) for {awaited(self.missing)}"
+
+
+def awaited(missing: Ranks) -> str:
+    """The ranks that a rank waits for; see `Wait`."""
+    return named(missing) if missing else "ranks that found another group there"
 
 
 @dataclass(frozen=True)
@@ -281,8 +286,8 @@ class Outcome:
                 *(f"rank {rank} raises {error}" for rank, error in self.raised.items()),
                 *map(str, self.waiting),
                 *(
-                    f"a communicator of {' and '.join(str(list(ranks)) for ranks in communicator.meant)} "
-                    f"has ranks {list(communicator.ranks)}"
+                    f"a communicator of {' and '.join(map(bracketed, communicator.meant))} "
+                    f"has ranks {bracketed(communicator.ranks)}"
                     for communicator in self.wrong_communicators
                 ),
                 *map(str, self.wrong_sums),

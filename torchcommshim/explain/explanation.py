@@ -11,9 +11,9 @@ from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL
 from torchcommshim.explain.program import USES, Sequences, Taken
 from torchcommshim.explain.traces import Job, Made
 from torchcommshim.explain.verdicts import WITHOUT, Played, Verdict, calls_without_colour, causes
-from torchcommshim.explain.words import group, listed
 from torchcommshim.policy import INDEPENDENT, NONE, SPLIT_NOW
-from torchcommshim.splits import CONNECT, ERROR, HANG, NOCOLOR, OK, SPLIT, USE, WRONG, Create
+from torchcommshim.ranges import bracketed, named
+from torchcommshim.splits import CONNECT, ERROR, HANG, NOCOLOR, OK, SPLIT, USE, WRONG, Create, awaited
 from torchcommshim.traits import Traits
 
 _CALLS = {COLLECTIVE: "new_group", LOCAL: "local new_group", DIRECT: "direct helper call"}
@@ -130,7 +130,7 @@ def call_of(made: Made | None) -> str:
     """A creation as people write it; the world where there is none."""
     if made is None:
         return "the world"
-    return f"{_CALLS.get(made.kind, made.kind)} {group(made.ranks) if made.ranks else made.name}"
+    return f"{_CALLS.get(made.kind, made.kind)} {bracketed(made.ranks) if made.ranks else made.name}"
 
 
 def _site(made: Made | None) -> str:
@@ -187,19 +187,18 @@ def _verdict(found: dict[str, Any], chosen: str) -> Iterator[str]:
 
 def _details(played: dict[str, Any]) -> Iterator[str]:
     for entry in played["raised"]:
-        yield f"{listed(entry['ranks'])}: {entry['error']}"
+        yield f"{named(entry['ranks'])}: {entry['error']}"
     for entry in sorted(played["waiting"], key=_by_creation):
         where = f"creation {entry['creation']}, {entry['call']}" if entry["creation"] else entry["call"]
         use = "" if entry["in"] == "creation" else "the first use of "
         site = f" at {entry['site']}" if entry["site"] else ""
         doing = f", {_AT[entry['at']]}" if _AT[entry["at"]] else ""
-        others = listed(entry["missing"]) if entry["missing"] else "ranks that found another group there"
-        wait = "waits" if len(entry["ranks"]) == 1 else "wait"
-        yield f"{listed(entry['ranks'])} {wait} in {use}{where}{site}{doing}: for {others}"
+        who = named(entry["ranks"], "waits", "wait")
+        yield f"{who} in {use}{where}{site}{doing}: for {awaited(entry['missing'])}"
     for entry in played["wrong"]:
         site = f" at {entry['site']}" if entry["site"] else ""
-        meant = " and ".join(map(group, entry["meant"]))
-        came_out = ", ".join(map(group, entry["came_out"]))
+        meant = " and ".join(map(bracketed, entry["meant"]))
+        came_out = ", ".join(map(bracketed, entry["came_out"]))
         yield (
             f"creation {entry['creation']}, {entry['call']}{site}: {meant} is to be one communicator, and is "
             f"{came_out}"
@@ -232,7 +231,8 @@ def _counted(counts: list[int]) -> str:
     ranks: dict[int, list[int]] = defaultdict(list)
     for rank, count in enumerate(counts):
         ranks[count].append(rank)
-    return "; ".join(f"{count} on {listed(ranks[count])}" for count in list(ranks)[:8])
+    shown = [f"{count} on {named(ranks[count])}" for count in list(ranks)[:8]]
+    return "; ".join(shown) + (f"; and {len(ranks) - 8} more numbers" if len(ranks) > 8 else "")
 
 
 def _strategies(found: dict[str, Any]) -> Iterator[str]:

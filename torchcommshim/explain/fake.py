@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from torchcommshim import environment, settings
-from torchcommshim.explain.words import listed
 from torchcommshim.options import positive
+from torchcommshim.ranges import named
 
 LIMIT_S = 300.0
 QUIET_S = 10.0
@@ -207,10 +207,10 @@ def _say_what_became(ended: list[dict[str, Any]], scratch: Path, chosen: argpars
         ("quiet", f"ended, since no group came for {chosen.quiet or QUIET_S:g} s (--quiet)"),
     ):
         if by_end[how]:
-            _say(f"{listed(by_end[how])}: {meaning}")
+            _say(f"{named(by_end[how])}: {meaning}")
     # Ranks that fail alike differ in little but their own numbers: of some of them one is shown.
     for (code, *tail), ranks in list(failed.items())[:4]:
-        _say(f"{listed(ranks)} failed, {code}; stderr " + ("ends with:" if tail else "is empty"))
+        _say(f"{named(ranks)} failed, {code}; stderr " + ("ends with:" if tail else "is empty"))
         for line in tail:
             sys.stderr.write(f"    {line}\n")
         if any(hint in line for line in tail for hint in _WANTED_GPU):
@@ -219,7 +219,8 @@ def _say_what_became(ended: list[dict[str, Any]], scratch: Path, chosen: argpars
                 "dry run needs\n    what the script needs. One GPU is enough: each rank gets LOCAL_RANK=0.\n"
             )
     if len(failed) > 4:
-        _say(f"{listed(rank for ranks in list(failed.values())[4:] for rank in ranks)} failed in other ways")
+        others = [rank for ranks in list(failed.values())[4:] for rank in ranks]
+        _say(f"{named(others)} failed in other ways")
 
 
 def _say(text: str) -> None:

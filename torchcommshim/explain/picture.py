@@ -17,7 +17,7 @@ from torchcommshim.explain.explanation import ENDS, call_of
 from torchcommshim.explain.program import USES
 from torchcommshim.explain.traces import Made
 from torchcommshim.explain.verdicts import WITHOUT, Played, Verdict
-from torchcommshim.splits import CONNECT, NOCOLOR, OK, SPLIT, Create, SplitCall, Wait
+from torchcommshim.splits import CONNECT, NOCOLOR, OK, SPLIT, Create, SplitCall, Wait, awaited
 
 # Sizes in user units (CSS pixels at 100%).
 _CELL, _HIGH, _GAP = 30, 22, 3
@@ -284,7 +284,7 @@ def _places(row: list[Made | None]) -> dict[int, object]:
 
 def _where(wait: Wait, made: Made | None) -> str:
     what = f"creation {made.number}, {call_of(made)}, {made.site}" if made else "the world"
-    return f"rank {wait.rank} waits for ranks {', '.join(map(str, wait.missing[:16]))}: {wait.at}, {what}"
+    return f"rank {wait.rank} waits for {awaited(wait.missing)}: {wait.at}, {what}"
 
 
 def _at(wait: Wait, made: Made | None) -> str:

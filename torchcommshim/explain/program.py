@@ -16,7 +16,7 @@ from typing import Optional
 
 from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
 from torchcommshim.explain.traces import BadTraces, Job, Made
-from torchcommshim.explain.words import group, listed
+from torchcommshim.ranges import bracketed, named
 from torchcommshim.splits import AllReduce, Create, Program, Step, World, backends
 from torchcommshim.traits import Traits
 
@@ -221,7 +221,9 @@ def _step(
     except ValueError as error:
         raise BadTraces(f"{where}: {error}") from None
     if not ranks or len(set(ranks)) < len(ranks) or not 0 <= min(ranks) <= max(ranks) < taken.world.size:
-        raise BadTraces(f"{where}: its ranks {list(ranks)} are not ranks of a world of {taken.world.size}")
+        raise BadTraces(
+            f"{where}: its ranks {bracketed(ranks)} are not ranks of a world of {taken.world.size}"
+        )
     return Create(label, ranks, backend, made.kind)
 
 
@@ -253,13 +255,13 @@ def _complete(job: Job, notes: list[str]) -> list[list[Made]]:
     }
     if alone:
         raise BadTraces(
-            f"no trace of {listed(alone)}, which make groups that not all ranks make "
+            f"no trace of {named(alone)}, which make groups that not all ranks make "
             "(use_local_synchronization): when they do cannot be assumed"
         )
     short = [rank for rank in sorted(set(job.ranks) - set(stuck)) if len(by_all[rank]) < length]
     if short:
         notes.append(
-            f"{listed(short)} made fewer of the groups that all ranks make than others, which made up to "
+            f"{named(short)} made fewer of the groups that all ranks make than others, which made up to "
             f"{length}: explained as traced, as if no more came"
         )
     return made
@@ -269,27 +271,27 @@ def _notes(job: Job, stuck: list[int], length: int) -> Iterator[str]:
     late = [rank for rank, trace in job.ranks.items() if trace.world["late"]]
     if late:
         yield (
-            f"on {listed(late)} the shim was installed after the world was made: groups made before that "
+            f"on {named(late)} the shim was installed after the world was made: groups made before that "
             "are not in the trace"
         )
     if job.missing:
         yield (
-            f"no trace of {listed(job.missing)}: assumed to make the {length} groups that all ranks make, "
+            f"no trace of {named(job.missing)}: assumed to make the {length} groups that all ranks make, "
             "as the other ranks do"
         )
     cut = [rank for rank, trace in job.ranks.items() if trace.cut]
     if cut:
-        yield f"the trace of {listed(cut)} is cut short in its last line, which is left out"
+        yield f"the trace of {named(cut)} is cut short in its last line, which is left out"
     if stuck:
         yield (
-            f"{listed(stuck)} did not come back from a creation in the traced run: assumed to go on as the "
+            f"{named(stuck)} did not come back from a creation in the traced run: assumed to go on as the "
             "ranks that did"
         )
     if not job.creations:
         yield "no group was made in the traced run"
     nowhere = [rank for rank, trace in job.ranks.items() if not trace.has_world]
     if nowhere:
-        yield f"on {listed(nowhere)} the world itself was not made in the traced run"
+        yield f"on {named(nowhere)} the world itself was not made in the traced run"
 
 
 def _order(by_all: list[list[Made]]) -> Iterator[str]:
@@ -302,9 +304,13 @@ def _order(by_all: list[list[Made]]) -> Iterator[str]:
         # In one call each rank may name only the group that it is in.
         is_own = all(set(ranks) <= set(members) for (members, _), ranks in makers.items())
         if len(makers) > 1 and not is_own:
-            said = "; ".join(
-                f"{listed(ranks)} {group(members)} {backend} ({by_all[ranks[0]][place].site})"
-                for (members, backend), ranks in list(makers.items())[:4]
+            said = [
+                f"{named(ranks)} {bracketed(members)} {backend} ({by_all[ranks[0]][place].site})"
+                for (members, backend), ranks in makers.items()
+            ]
+            more = f"; and {len(said) - 4} more" if said[4:] else ""
+            yield (
+                f"ranks make different groups as number {place + 1} of those that all ranks make: "
+                f"{'; '.join(said[:4])}{more}"
             )
-            yield f"ranks make different groups as number {place + 1} of those that all ranks make: {said}"
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcommshim.creations import COLLECTIVE
-from torchcommshim.explain.words import listed
+from torchcommshim.ranges import named
 from torchcommshim.trace import FORMAT
 
 
@@ -289,12 +289,12 @@ def check_complete(job: Job, ended: Iterable[int] = ()) -> None:
     advice = "; --partial explains what there is, and says what it assumes"
     if job.missing:
         raise BadTraces(
-            f"job {job.name!r} has {job.size} ranks, and no trace of {listed(job.missing)}{advice}"
+            f"job {job.name!r} has {job.size} ranks, and no trace of {named(job.missing)}{advice}"
         )
     behind = job.behind(ended)
     if behind:
         raise BadTraces(
-            f"{listed(behind)} failed, or came to --quiet or --limit, before making all the groups that "
+            f"{named(behind)} failed, or came to --quiet or --limit, before making all the groups that "
             f"others made{advice}"
         )
     cut = [trace.file.name for trace in job.ranks.values() if trace.cut]
