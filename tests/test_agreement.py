@@ -106,7 +106,7 @@ def test_waiting_is_announced(store, monkeypatch, capsys):
     with pytest.raises(AgreementError):
         confirm(post(store, 0, 2, SAME), connected=False, timeout_s=0.5)
 
-    assert capsys.readouterr().err.count("not heard yet: 1") == 1
+    assert capsys.readouterr().err.count("not heard yet: rank 1") == 1
 
 
 def test_store_that_serves_several_worlds(store):
@@ -130,9 +130,9 @@ def test_store_of_a_crashed_attempt(store):
 
 
 def test_many_ranks_are_listed_shortly(store):
-    """A message about many ranks names the first few and counts the rest."""
+    """A message about many ranks is short."""
     mine = post(store, 0, 100, SAME)
-    with pytest.raises(AgreementError, match=r"rank 1, 2, 3, 4, 5, 6, 7, 8 and 91 more"):
+    with pytest.raises(AgreementError, match="ranks 1-99: posted nothing"):
         confirm(mine, connected=True, timeout_s=60)
 
 

@@ -481,7 +481,7 @@ def test_one_line(shim, capsys):
     said = capsys.readouterr().err
 
     assert current.repairs == {"other-backend": 2}
-    assert (said.count("\n"), "[0, 1]" in said, "pytorch/issues/145376" in said) == (1, True, True)
+    assert (said.count("\n"), "[0,1]" in said, "pytorch/issues/145376" in said) == (1, True, True)
 
 
 def test_only_the_first_rank_speaks(shim, capsys):

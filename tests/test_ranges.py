@@ -4,12 +4,36 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from torchcommshim.ranges import bracketed, cut, expanded, named
+from torchcommshim.ranges import bracketed, cut, expanded, named, shortened
 
 pytestmark = pytest.mark.once
 
 IRREGULAR = [rank for rank in range(200) if rank % 7 in (0, 1, 3)]
+
+
+@given(st.lists(st.integers(-9, 40)))
+def test_ranges(ranks):
+    """Every list, in any order, also one of ranks that cannot be, is read as it was written."""
+    assert expanded(shortened(ranks)) == tuple(ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([0, 1], "0,1"),
+        ([*range(32), 40], "0-31,40"),
+        ([*range(0, 4096, 8)], "0-4088/8"),
+        ([2, 1, 0], "2,1,0"),
+    ],
+)
+def test_ranges_are_short(ranks, text):
+    """Runs, also those with equal gaps, are written by their ends."""
+    assert shortened(ranks) == text
 
 
 def test_group():
@@ -38,9 +62,3 @@ def test_list_that_just_fits():
     """A list that is as long as there is room is not cut."""
     assert cut([0, 1, 3, 7], len("0,1,3,7")) == "0,1,3,7"
     assert cut([0, 1, 3, 7], len("0,1,3,7") - 1) == "0,1,3 and 1 more"
-
-
-def test_ranks_that_cannot_be():
-    """A damaged trace's ranks are written as any others."""
-    assert expanded("-3--1,5,-1") == (-3, -2, -1, 5, -1)
-    assert bracketed([0, 0, *range(-100, 0, 3)]) == "[0,0,-100--1/3]"

@@ -18,12 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import torchcommshim
 from torchcommshim.calls import Call
-from torchcommshim.ranges import expanded, shortened
+from torchcommshim.ranges import shortened
 from torchcommshim.report import Report
 from torchcommshim.settings import Settings
 from torchcommshim.traits import Traits
@@ -794,25 +792,3 @@ class TestDiagnosis:
         assert "ranks 0,1  waiting for 120 s in ProcessGroupGloo: #1" in text
         assert text.count("innermost call first") == 1
         assert text.endswith("\n    " + "\n    ".join(stack))
-
-
-@given(st.lists(st.integers(0, 40)))
-def test_ranges(ranks):
-    """Every list of ranks, in any order, is read as it was written."""
-    assert expanded(shortened(ranks)) == tuple(ranks)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [
-        ([], ""),
-        ([3], "3"),
-        ([0, 1], "0,1"),
-        ([*range(32), 40], "0-31,40"),
-        ([*range(0, 4096, 8)], "0-4088/8"),
-        ([2, 1, 0], "2,1,0"),
-    ],
-)
-def test_ranges_are_short(ranks, text):
-    """Runs, also those with equal gaps, are written by their ends."""
-    assert shortened(ranks) == text

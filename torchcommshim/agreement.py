@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Mapping
 
+from torchcommshim.ranges import named
 from torchcommshim.report import say
 
 PREFIX = "torchcommshim"
@@ -109,7 +110,7 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
                 return
         if waited > _FIRST_NOTICE_S and not noticed and mine.rank == 0:
             noticed = True
-            say(f"rank 0 waits for the other ranks; not heard yet: {_listed(_compare(mine)[1])}")
+            say(f"rank 0 waits for the other ranks; not heard yet: {named(_compare(mine)[1])}")
         time.sleep(pause)
         pause = min(2 * pause, _SLOWEST_POLL_S)
 
@@ -143,7 +144,7 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
     if absent:
         host = _host_beside(mine, absent[0])
         lines.append(
-            f"  rank {_listed(absent)}{f' on {host}' if host else ''}: posted nothing: torchcommshim or its "
+            f"  {named(absent)}{f' on {host}' if host else ''}: posted nothing: torchcommshim or its "
             "agreement is missing or off there, or it gave no device_id; "
             f"rank {mine.rank} on {socket.gethostname()}: "
             + ", ".join(f"{name} {value!r}" for name, value in mine.statement.items())
@@ -167,8 +168,3 @@ def _host_beside(mine: Post, rank: int) -> str | None:
         if mine.store.check([key]):
             return str(json.loads(mine.store.get(key)).get("host"))
     return None
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_NAMED_AT_MOST]))
-    return shown + (f" and {len(ranks) - _NAMED_AT_MOST} more" if len(ranks) > _NAMED_AT_MOST else "")

@@ -31,7 +31,7 @@ from torchcommshim import settings
 from torchcommshim.agreement import PREFIX
 from torchcommshim.calls import Call
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
-from torchcommshim.ranges import expanded, shortened
+from torchcommshim.ranges import expanded, named, shortened
 from torchcommshim.report import Report, say
 from torchcommshim.torch_state import TorchState
 from torchcommshim.worlds import NONBLOCKING_SWITCH
@@ -476,10 +476,8 @@ class Post:
 
     @property
     def _made(self) -> str:
-        ranks = list(self.ranks) if len(self.ranks) <= _NAMED_AT_MOST else f"[{shortened(self.ranks)}]"
-        return {COLLECTIVE: "new_group", LOCAL: "the local group", DIRECT: "the direct group"}[
-            self.kind
-        ] + f" {ranks}"
+        what = {COLLECTIVE: "new_group", LOCAL: "the local group", DIRECT: "the direct group"}[self.kind]
+        return f"{what} [{shortened(self.ranks)}]"  # not cut: two lists may differ at their ends only
 
 
 class Board:
@@ -554,9 +552,7 @@ def _difference(posts: Iterable[Post]) -> str | None:
         lines: dict[str, list[int]] = {}
         for post in by_version[version]:
             lines.setdefault(post.line, []).append(post.rank)
-        first_line, *others_lines = [
-            f"  rank{'s' * (len(ranks) > 1)} {shortened(ranks)}: {line}" for line, ranks in lines.items()
-        ]
+        first_line, *others_lines = [f"  {named(ranks)}: {line}" for line, ranks in lines.items()]
         firsts.append(first_line)
         more += others_lines
     head = f"ranks differ in {post.name}; up to there they were alike:"

@@ -12,6 +12,7 @@ from collections import Counter
 import torchcommshim
 from torchcommshim.creations import Creation
 from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, Decision
+from torchcommshim.ranges import bracketed
 from torchcommshim.settings import Settings
 from torchcommshim.traits import Traits
 
@@ -67,7 +68,7 @@ class Report:
 
     def _line(self, creation: Creation, ranks: tuple[int, ...], decision: Decision) -> str:
         defect = decision.defects[0]
-        group = f"{creation.kind} group{f' {_shortened(ranks)}' if ranks else ''} ({creation.backend})"
+        group = f"{creation.kind} group{f' {bracketed(ranks)}' if ranks else ''} ({creation.backend})"
         done = _DONE.get(decision.remedy, "named alike on all its ranks")
         if self.settings.strategy == "observe":
             done = f"it would be {done}, but TORCHCOMMSHIM=observe"
@@ -115,9 +116,3 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except Exception:
         pass
-
-
-def _shortened(ranks: tuple[int, ...]) -> str:
-    if len(ranks) <= 8:
-        return str(list(ranks))
-    return f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}] of {len(ranks)} ranks"

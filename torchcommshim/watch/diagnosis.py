@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
-from torchcommshim.ranges import expanded, shortened
+from torchcommshim.ranges import bracketed, cut, expanded, named
 from torchcommshim.watch.views import End, Seen, View
 
 _WIDTH = 110
@@ -67,7 +67,7 @@ def report(job: Job) -> str:
 
 
 def _text(creation: Seen) -> str:
-    ranks = "" if creation.kind == WORLD or not creation.ranks else f" [{_cut(creation.ranks, 60)}]"
+    ranks = "" if creation.kind == WORLD or not creation.ranks else f" {bracketed(expanded(creation.ranks))}"
     return f"#{creation.number} {_CALLS[creation.kind]}{ranks} {creation.backend} at {creation.site}"
 
 
@@ -82,7 +82,7 @@ def _ending(end: End) -> str:
 def _table(job: Job) -> Iterator[str]:
     """A line for ranks that are in the same state."""
     states = list(_states(job))
-    rows = [(_cut(shortened(ranks), 24), text, len(ranks)) for text, ranks in states[:_LINES]]
+    rows = [(cut(ranks, 24), text, len(ranks)) for text, ranks in states[:_LINES]]
     width = max(len(ranks) for ranks, _, _ in rows)
     for ranks, text, number in rows:
         yield f"  {'rank' if number == 1 else 'ranks':5} {ranks:{width}}  {text}"
@@ -225,13 +225,13 @@ def _missing(job: Job, inside: set[int]) -> Iterator[str]:
     to_come = [rank for rank, has_made in made.items() if not has_made]
     unheard = [rank for rank in job.unheard if rank in absent]
     if ended:
-        yield f"{_named(ended)} cannot come to {what}: {_ending(job.ended[min(ended)])}."
+        yield f"{named(ended)} cannot come to {what}: {_ending(job.ended[min(ended)])}."
     if to_come:
-        yield f"{_named(to_come, 'has', 'have')} not come to {what}.{_look(job.views[min(to_come)])}"
+        yield f"{named(to_come, 'has', 'have')} not come to {what}.{_look(job.views[min(to_come)])}"
     if unheard:
-        yield f"nothing is heard of {_named(unheard)}, needed for {what}."
+        yield f"nothing is heard of {named(unheard)}, needed for {what}."
     if passed and not (ended or to_come or unheard):
-        yield f"{_named(passed, 'has', 'have')} returned from {what} already.{_look(job.views[min(passed)])}"
+        yield f"{named(passed, 'has', 'have')} returned from {what} already.{_look(job.views[min(passed)])}"
     if not absent:
         yield (
             f"all ranks that it takes are in {what}, so connecting them does not succeed. Look at the "
@@ -268,15 +268,6 @@ def _stacks(job: Job) -> Iterator[str]:
             shown.add(view.stack[0])
             yield f"  rank {rank} (process {view.pid} on {view.host}), innermost call first:"
             yield from (f"    {frame}" for frame in view.stack)
-
-
-def _named(ranks: Sequence[int], one: str = "", several: str = "") -> str:
-    text = _cut(shortened(sorted(ranks)), 60)
-    return f"ranks {text} {several}".rstrip() if len(ranks) > 1 else f"rank {text} {one}".rstrip()
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 4].rpartition(',')[0]},..."
 
 
 def _filled(text: str) -> str:

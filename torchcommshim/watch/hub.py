@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from torchcommshim.ranges import shortened
+from torchcommshim.ranges import named
 from torchcommshim.watch.views import GONE, End, Seen, View
 from torchcommshim.watch.wire import Line, Message
 
@@ -78,9 +78,8 @@ class Hub:
         if self._asked and (now > self._asked + _ANSWER_S or self._lines.keys() <= self._views.keys()):
             self._print_report()
         if self._news and now > self._news_at + _NEWS_S:
-            ranks = shortened(sorted(self._news))
             end = self._ended[self._news[0]]
-            say(f"hang report: since then, {ranks}: {end.how}, at {end.at}")
+            say(f"hang report: since then, {named(self._news)}: {end.how}, at {end.at}")
             self._news, self._news_at = [], 0.0
 
     def note_end(self, rank: int, end: End) -> None:
