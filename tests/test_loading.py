@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ARMED_BY, PTH, ROOT, interpreters, make_venv, run
+from conftest import ARMED_BY, PTH, ROOT, Venv, interpreters, make_venv, run
 
 import torchcommshim
 
@@ -396,10 +396,11 @@ INTERPRETERS = interpreters()
 @pytest.mark.parametrize("release", [release for release in INTERPRETERS if release >= (3, 9)], ids=str)
 def test_other_python_releases(wheel, folder, tmp_path, release):
     """The one wheel, and the one folder of another release's installation, arm each supported Python."""
-    venv = make_venv(tmp_path / "venv", INTERPRETERS[release])
+    run(INTERPRETERS[release], "-m", "venv", tmp_path / "venv")  # its own pip: a newer one may refuse it
+    venv = Venv(tmp_path / "venv")
     by_folder = venv.evaluate(ARMED_BY, PYTHONPATH=folder)
     wrapt = venv.evaluate("__import__('wrapt').FunctionWrapper.__name__", PYTHONPATH=folder)
-    venv.pip("install", "--quiet", wheel)
+    venv.run("-m", "pip", "install", "--quiet", wheel)
 
     assert by_folder == armed_by_folder(folder)
     assert wrapt == "FunctionWrapper"
