@@ -8,6 +8,7 @@ compiled and so cannot be probed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from types import CodeType
 from typing import Any, Callable, Iterator, Optional
@@ -160,12 +161,9 @@ def _reasons_to_stand_aside(code_of: CodeOf) -> Iterator[str]:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    from packaging.version import InvalidVersion, Version
-
-    try:
-        return Version(version).release
-    except InvalidVersion:
-        return ()
+    """The numbers that a version begins with; a parser of all that versions may be takes longer to import."""
+    numbers = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def code_of_module(module: Any) -> CodeOf:
