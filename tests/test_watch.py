@@ -166,6 +166,19 @@ class TestRecord:
 
         assert [entry.number for entry in reader.entries() if not entry.ended] == [7]
 
+    def test_a_slot_that_is_used_again(self):
+        """What is under way is not taken for ended because the call before it in its slot has."""
+        record, reader = self.record()
+        others = [call(number) for number in range(7)]
+        for each in others:
+            record.begin(each)
+        before, after = call(8), call(9)
+        record.begin(before)
+        record.end(before)
+        record.begin(after)
+
+        assert [entry.number for entry in reader.entries() if not entry.ended] == [*range(7), 9]
+
     def test_more_that_have_not_ended_than_places(self):
         """The first eight are kept; later ones go unrecorded, and their end does no harm."""
         record, reader = self.record()

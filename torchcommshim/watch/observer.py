@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import Any
+from weakref import WeakSet
 
 from torchcommshim.calls import Call
 from torchcommshim.creations import WORLD
@@ -25,23 +26,25 @@ class Watch:
         self._report = current
         self._state = state
         self._session: Session | None = None
+        self._has_facts = False
         self._sorts: set[tuple[str, str, bool]] = set()
         self._struck: list[Struck] = []
+        _watches.add(self)
 
     def begin(self, call: Call, store: Any) -> None:
         try:
             if call.kind == WORLD:
                 self._start(call, store)
-            if self._session and self._session.pid == os.getpid():  # a fork has no watcher of its own
+            if self._session:
                 self._session.record.begin(call)
-                if call.kind != WORLD:
+                if call.kind != WORLD and not self._has_facts:
                     self._note_facts(call, self._session)
         except Exception as error:
             self._report.failed(_WHERE, error)
 
     def end(self, call: Call, error: BaseException | None) -> None:
         try:
-            if self._session and self._session.pid == os.getpid():
+            if self._session:
                 self._session.record.end(call)
                 self._session.settle()
         except Exception as failure:
@@ -49,13 +52,13 @@ class Watch:
 
     def _start(self, call: Call, store: Any) -> None:
         self._session = None
-        self._sorts, self._struck = set(), []
+        self._has_facts, self._sorts, self._struck = False, set(), []
         if not (call.shared and call.world_size > 1 and sys.platform == "linux" and _has_python()):
             return
         self._session = Session(call, store, self._report)
 
     def _note_facts(self, call: Call, session: Session) -> None:
-        """Note, of the first creation of each sort, which defects strike it if nothing repairs them.
+        """Note, with the first group, if the world is bound; and where nothing is repaired, what strikes.
 
         That depends on what makes a creation's sort, and on the world, which stays as it is.
         """
@@ -63,7 +66,8 @@ class Watch:
         if sort in self._sorts:
             return
         self._sorts.add(sort)
-        if not self._report.settings.acts:
+        self._has_facts = self._report.settings.acts
+        if not self._has_facts:
             creation = self._state.describe(call.kind, call.ranks, call.backend)
             self._struck += [
                 Struck(call.number, call.site, defect.name, defect.title, defect.upstream)
@@ -71,6 +75,18 @@ class Watch:
                 if defect is not POINT_TO_POINT  # breaks what comes after a creation
             ]
         session.record.facts(self._state.world.bound_device_id is not None, self._struck)
+
+
+_watches: WeakSet[Watch] = WeakSet()
+
+
+def _let_go() -> None:
+    """In a fork, which has no watcher of its own."""
+    for watch in _watches:
+        watch._session = None
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _has_python() -> bool:

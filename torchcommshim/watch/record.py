@@ -1,32 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank writes down of its creations, and its watcher reads: a piece of memory that both map.
 
-The last few creations have a slot each: the call, when it began, and when it ended.  One that has not ended
-keeps its slot, so creations may nest, and threads may make them.  A slot carries a checksum: a reader that
-meets the writer half-way sees that it does not fit, and looks again.
+The last few creations have a slot each: when it ended, and the call with when it began.  One that has not
+ended keeps its slot, so creations may nest, and threads may make them.  A call carries a checksum: a reader
+that meets the writer half-way sees that it does not fit, and looks again.  When it ended is one number,
+written at once; what the slot's last call has left there is older than the call.
 """
 
 from __future__ import annotations
 
 import fcntl
+import marshal
 import mmap
 import os
-import pickle
 import struct
 import threading
 import time
-import zlib
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import adler32
 
 if TYPE_CHECKING:
     from torchcommshim.calls import Call
 
 _CREATIONS = 8  # how many are kept
 _FACTS = _CREATIONS  # the slot after theirs
-_HEAD = struct.Struct("=IId")  # checksum of the rest, length of the payload, when it ended (0: it has not)
-_ENDED = struct.Struct("=d")
+_ENDED = struct.Struct("d")
+_HEAD = struct.Struct("II")  # checksum of the payload, and its length; after when it ended
 _TEXTS = 8192  # bytes of a slot for names and paths, beside the ranks
-_RANK = 5  # bytes that pickle takes for a rank
+_RANK = 5  # bytes that marshal takes for a rank
+_FORMAT = 2  # marshal's, without its references, which take time to find; both sides run one Python
 _LOOKS = 20  # at a slot, until one finds it whole
 
 
@@ -70,45 +73,39 @@ class Record:
         os.ftruncate(self.descriptor, (_FACTS + 1) * self._slot_size)
         self._memory = mmap.mmap(self.descriptor, 0)
         self._lock = threading.Lock()
-        self._next = 0
-        self._open: dict[int, tuple[int, int, int]] = {}  # by call: slot, checksum of payload, its length
+        self._free = deque(range(_CREATIONS))  # slots; the one on the left has ended first
+        self._open: dict[int, int] = {}  # slots, by the identity of their calls
 
     def begin(self, call: Call) -> None:
         """`call` begins.  It goes unrecorded if its names are absurdly long, or 8 others have not ended."""
-        entry = (call.number, call.kind, call.ranks, call.backend, call.name, call.site, time.monotonic())
-        payload = pickle.dumps(entry, 4)
         with self._lock:
-            taken = [slot for slot, _, _ in self._open.values()]
-            if len(taken) == _CREATIONS or _HEAD.size + len(payload) > self._slot_size:
-                return
-            while self._next in taken:
-                self._next = (self._next + 1) % _CREATIONS
-            self._open[id(call)] = self._next, self._write(self._next, payload), len(payload)
-            self._next = (self._next + 1) % _CREATIONS
+            now = time.monotonic()  # not before: the slot's last call may only just have ended
+            entry = call.number, call.kind, call.ranks, call.backend, call.name, call.site, now
+            if self._free and self._write(self._free[0], entry):
+                self._open[id(call)] = self._free.popleft()
 
     def end(self, call: Call) -> None:
         """`call` has returned, or raised."""
         with self._lock:
-            if id(call) in self._open:
-                slot, checksum, length = self._open.pop(id(call))
-                ended = time.monotonic()
-                head = _HEAD.pack(zlib.crc32(_ENDED.pack(ended), checksum), length, ended)
-                self._memory[slot * self._slot_size : slot * self._slot_size + _HEAD.size] = head
+            slot = self._open.pop(id(call), None)
+            if slot is not None:
+                _ENDED.pack_into(self._memory, slot * self._slot_size, time.monotonic())
+                self._free.append(slot)
 
     def facts(self, bound: bool, struck: list[Struck]) -> None:
         """Note what is known of the world: has it a device_id, and what strikes its creations."""
-        payload = pickle.dumps((bound, [tuple(each) for each in struck]), 4)
-        if _HEAD.size + len(payload) <= self._slot_size:
-            with self._lock:
-                self._write(_FACTS, payload)
+        with self._lock:
+            self._write(_FACTS, (bound, [tuple(each) for each in struck]))
 
-    def _write(self, slot: int, payload: bytes) -> int:
-        """Returns the payload's checksum."""
-        checksum = zlib.crc32(payload)
-        head = _HEAD.pack(zlib.crc32(_ENDED.pack(0.0), checksum), len(payload), 0.0)
-        offset = slot * self._slot_size
-        self._memory[offset : offset + _HEAD.size + len(payload)] = head + payload
-        return checksum
+    def _write(self, slot: int, content: tuple[Any, ...]) -> bool:
+        """Does it fit?"""
+        payload = marshal.dumps(content, _FORMAT)
+        start, size = slot * self._slot_size + _ENDED.size, _HEAD.size + len(payload)
+        if _ENDED.size + size > self._slot_size:
+            return False
+        # Adler-32 needs no tables, which a rank that has just made a group would have to fetch first.
+        self._memory[start : start + size] = _HEAD.pack(adler32(payload), len(payload)) + payload
+        return True
 
 
 class Reader:
@@ -120,26 +117,31 @@ class Reader:
 
     def entries(self) -> list[Entry]:
         """The creations that are kept, the first to begin first."""
-        slots = filter(None, map(self._read, range(_CREATIONS)))
-        entries = [Entry._make((*payload, ended)) for payload, ended in slots]
+        entries = []
+        for slot in range(_CREATIONS):
+            content = self._read(slot)
+            if content is not None:
+                (ended,) = _ENDED.unpack_from(self._memory, slot * self._slot_size)
+                *_, started = content
+                entries.append(Entry._make((*content, ended if ended > started else 0.0)))
         return sorted(entries, key=lambda entry: entry.started)
 
     def facts(self) -> tuple[bool, list[Struck]]:
         """What `Record.facts` was told last."""
-        found = self._read(_FACTS)
-        bound, struck = found[0] if found else (False, [])
+        bound, struck = self._read(_FACTS) or (False, [])
         return bound, [Struck(*each) for each in struck]
 
-    def _read(self, slot: int) -> tuple[Any, float] | None:
-        """The slot's payload, and when it ended; None if it was never written, or never seen whole."""
-        offset = slot * self._slot_size
+    def _read(self, slot: int) -> tuple[Any, ...] | None:
+        """What the slot holds; None if it was never written, or never seen whole."""
+        start = slot * self._slot_size + _ENDED.size
         for _ in range(_LOOKS):
-            checksum, length, ended = _HEAD.unpack_from(self._memory, offset)
+            checksum, length = _HEAD.unpack_from(self._memory, start)
             if not length:
                 return None
-            payload = self._memory[offset + _HEAD.size : offset + _HEAD.size + length]
-            if zlib.crc32(_ENDED.pack(ended), zlib.crc32(payload)) == checksum:
-                return pickle.loads(payload), ended  # noqa: S301 - from the rank that started this process
+            payload = self._memory[start + _HEAD.size : start + _HEAD.size + length]
+            if adler32(payload) == checksum:
+                content: tuple[Any, ...] = marshal.loads(payload)  # from the rank that started this process
+                return content
             time.sleep(0.0005)
         return None
 
@@ -161,4 +163,5 @@ def above_streams(descriptor: int) -> int:
 
 
 def _slot_size(world_size: int) -> int:
-    return _HEAD.size + _TEXTS + _RANK * world_size
+    size = _ENDED.size + _HEAD.size + _TEXTS + _RANK * world_size
+    return -(-size // _ENDED.size) * _ENDED.size  # aligned, so that when it ended is written at once

@@ -36,18 +36,16 @@ class Session:
     """One world of this process, its record and its watcher; ends with the process, or when let go.
 
     Attributes:
-        pid: of this process; forks of it have nothing to do with the session.
         record: what the watcher reads.
     """
 
     def __init__(self, call: Call, store: Any, current: Report) -> None:
-        self.pid = os.getpid()
         self.record = Record(call.world_size)
         try:
             self._starter, wire, orders = _begin(self.record, call, store, current)
         finally:
             os.close(self.record.descriptor)  # it stays mapped
-        weakref.finalize(self, _part, self._starter, wire, self.pid)
+        weakref.finalize(self, _part, self._starter, wire, os.getpid())
         _tell(wire, orders)
 
     def settle(self) -> None:
