@@ -46,6 +46,9 @@ _IDENTITY = (
     "MASTER_PORT",
 )
 
+# Made once: json.dumps makes an encoder for each call that has other separators than its own.
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
+
 # What a dry run knows of the world that its fake one stands for, in place of what torch holds.
 stands_for: dict[str, Any] = {}
 
@@ -60,7 +63,7 @@ class _File:
 
     def write(self, records: list[dict[str, Any]]) -> None:
         """Append `records` in one write, a line each."""
-        lines = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records).encode()
+        lines = "".join(_encoded(record) + "\n" for record in records).encode()
         if os.write(self.descriptor, lines) < len(lines):
             raise OSError(errno.ENOSPC, "only a part of a line could be written")
 
@@ -93,7 +96,7 @@ class Trace:
         if self._stopped:
             return
         try:
-            process = self._processes.setdefault(os.getpid(), _Process())
+            process = self._processes.get(os.getpid()) or self._processes.setdefault(os.getpid(), _Process())
             with process.lock:
                 if call.rank not in process.files:
                     process.files[call.rank] = self._open(call.rank)
