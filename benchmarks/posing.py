@@ -12,14 +12,14 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Callable
 
 import recorder
 import torch
 import torch.distributed as dist
 
 import torchcommshim
-from torchcommshim import report
+from torchcommshim import patches, report
 from torchcommshim.traits import WRAPPED
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -35,29 +35,42 @@ def pretend_gpus() -> None:
         torch.accelerator.device_count = lambda: 8
 
 
+Functions = list[tuple[Any, str, Callable[..., Any]]]
+
+
+def _functions() -> Functions:
+    """What is wrapped, as it is now; torch.distributed has names of its own for the public ones."""
+    found = ((module, name) for module in (c10d, dist) for name in WRAPPED if hasattr(module, name))
+    return [(module, name, getattr(module, name)) for module, name in found]
+
+
+def _put(functions: Functions) -> None:
+    for module, name, function in functions:
+        setattr(module, name, function)
+
+
+torchcommshim.uninstall()
+TORCHS_OWN = _functions()
+
+
 class Shimmed:
     """torch.distributed as some settings make it; of several, one is in use at a time."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
+        _put(TORCHS_OWN)
         os.environ.update({"TORCHCOMMSHIM": "auto", "TORCHCOMMSHIM_AGREEMENT": "off", **variables})
         torchcommshim.install()
-        self._report = report.current()
-        # torch.distributed has names of its own for the public ones.
-        self._functions = [
-            (module, name, getattr(module, name))
-            for module in (c10d, dist)
-            for name in WRAPPED
-            if hasattr(module, name)
-        ]
+        self._report, actions = report.current(), patches._actions
+        self._functions = _functions()
         torchcommshim.uninstall()
+        actions.clear()  # what is taken out passes calls on; now its actions are made anew
         for name in (*variables, "TORCHCOMMSHIM", "TORCHCOMMSHIM_AGREEMENT"):
             os.environ.pop(name, None)
 
     def use(self) -> None:
         """Put its functions in place: wrapped ones, or torch's own where the settings say `off`."""
         report.use(self._report)
-        for module, name, function in self._functions:
-            setattr(module, name, function)
+        _put(self._functions)
 
 
 class Store(dist.Store):

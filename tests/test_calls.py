@@ -27,13 +27,23 @@ class Witness:
         self.heard.append((self.name, "end", call.number, error))
 
 
+def make(heard, what):
+    """Stands for torch's helper: makes a group, or fails."""
+    if isinstance(what, Exception):
+        raise what
+    heard.append(what)
+    return "group"
+
+
 def test_observers_hear_of_both_ends():
     """Each observer hears of the begin, in order, and of the end, the last one first."""
     heard = []
 
-    with observed([Witness("a", heard), Witness("b", heard)], CALL, "store"):
-        heard.append("made")
+    made = observed(
+        [Witness("a", heard), Witness("b", heard)], CALL, "store", make, (heard,), {"what": "made"}
+    )
 
+    assert made == "group"
     assert heard == [
         ("a", "begin", 3, "store"),
         ("b", "begin", 3, "store"),
@@ -47,8 +57,8 @@ def test_observers_hear_of_an_error():
     """What the creation raises reaches the caller, and each observer."""
     heard, error = [], RuntimeError("NCCL")
 
-    with pytest.raises(RuntimeError) as raised, observed([Witness("a", heard)], CALL, None):
-        raise error
+    with pytest.raises(RuntimeError) as raised:
+        observed([Witness("a", heard)], CALL, None, make, (heard, error), {})
 
     assert raised.value is error
     assert heard[1:] == [("a", "end", 3, error)]
@@ -59,8 +69,8 @@ def test_an_observer_that_raises_stops_the_creation():
     heard = []
     observers = [Witness("a", heard), Witness("b", heard, fails=True), Witness("c", heard)]
 
-    with pytest.raises(ValueError, match="b") as raised, observed(observers, CALL, None):
-        heard.append("made")
+    with pytest.raises(ValueError, match="b") as raised:
+        observed(observers, CALL, None, make, (heard, "made"), {})
 
     assert heard == [("a", "begin", 3, None), ("b", "begin", 3, None), ("a", "end", 3, raised.value)]
 

@@ -21,11 +21,17 @@ from recorder import DEVICE, Recorder, events, on_create, world  # noqa: E402
 
 import torchcommshim  # noqa: E402
 from torchcommshim import patches, report  # noqa: E402
+from torchcommshim import shim as acting  # noqa: E402
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
 LATE = torch.__version__.startswith("2.4.")  # members split late, non-members at once
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch's own warnings differ between releases
+
+
+def is_ours(function):
+    """It is a wrapper of ours, not beneath another one."""
+    return function.__globals__["__name__"] == patches.__name__
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +176,7 @@ def test_local_synchronization(helper_calls, shim):
         assert events == ([] if LATE else [("connect", [0, 1]), ("connect", [0, 1]), ("connect", [0, 2])])
         assert c10d._world.group_count == before
     if not LATE:  # 2.4's own names are alike on all ranks
-        first, second = patches._digest((0, 1)), patches._digest((0, 2))
+        first, second = acting._digest((0, 1)), acting._digest((0, 2))
         assert names == [f"local_{first}_1", f"local_{first}_2", f"local_{second}_1"]
 
 
@@ -183,7 +189,7 @@ def test_local_names_start_again_with_the_world(helper_calls, shim):
             dist.new_group([0, 1], use_local_synchronization=True)
 
     names = [call["group_name"] for call in helper_calls if call["group_name"].startswith("local")]
-    assert names == [f"local_{patches._digest((0, 1))}_1"] * 2
+    assert names == [f"local_{acting._digest((0, 1))}_1"] * 2
 
 
 def _call_helper(ranks, size=2):
@@ -349,7 +355,7 @@ def test_late_install_reaches_copies_of_the_name(bare, monkeypatch):
     copies = [module.new_group, dist.new_group, mesh.new_group]
     torchcommshim.uninstall()
 
-    assert all(isinstance(function, patches.Patched) for function in copies)
+    assert all(map(is_ours, copies))
     assert [module.new_group, dist.new_group, mesh.new_group] == [original] * 3
 
 
@@ -395,7 +401,7 @@ def test_off(bare, monkeypatch):
     monkeypatch.setenv("TORCHCOMMSHIM", "off")
     torchcommshim.install()
 
-    assert not isinstance(dist.new_group, patches.Patched)
+    assert not is_ours(dist.new_group)
 
 
 def test_strip(shim, helper_calls):
@@ -503,7 +509,15 @@ def test_nothing_is_said_of_a_healthy_program(shim, capsys):
 
 
 @pytest.mark.parametrize(
-    ("owner", "part"), [(patches.Shim, "_plan"), (patches.Worlds, "begin"), (patches.Shim, "_local_name")]
+    ("owner", "part"),
+    [
+        (acting, "Shim"),
+        (acting, "site"),
+        (acting.Worlds, "begin"),
+        (acting.Shim, "_describe"),
+        (acting.Shim, "_plan"),
+        (acting.Shim, "_local_name"),
+    ],
 )
 def test_an_error_of_ours_leaves_the_original(bare, monkeypatch, capsys, owner, part):
     """An error in the shim is one line on stderr, and torch's function runs as it was called."""
@@ -557,7 +571,7 @@ def test_build_that_lacks_a_function(bare, monkeypatch, capsys):
         pass
     said = capsys.readouterr().err
 
-    assert not isinstance(c10d._new_process_group_helper, patches.Patched)
+    assert not is_ours(c10d._new_process_group_helper)
     assert (said.count("\n"), "_get_split_source" in said) == (1, True)
 
 
@@ -584,13 +598,28 @@ def test_stripped_group_of_the_whole_world(shim, capsys):
 
 def test_reinstalling_beneath_another_wrapper(shim, monkeypatch):
     """After uninstall and install, a wrapper of ours that somebody has wrapped stays switched off."""
-    shim()
-    ours = c10d.new_group
-    monkeypatch.setattr(c10d, "new_group", functools.partial(ours))
+    before = shim()
+    ours = c10d._get_split_source
+    monkeypatch.setattr(c10d, "_get_split_source", lambda *args: ours(*args))  # noqa: PLW0108 - a wrapper
     torchcommshim.uninstall()
-    shim()
+    current = shim()
+    with world(rank=3):
+        dist.new_group([0, 1], backend="gloo")
 
-    assert ours._self_enabled() is False
+        assert [] == events
+    assert (before.repairs, current.repairs) == ({}, {"other-backend": 1})
+
+
+def test_reinstalling_with_another_strategy(shim):
+    """A shim that is installed again decides anew, in a world that lives, as its own strategy asks."""
+    shim("observe")
+    with world(rank=3):
+        dist.new_group([0, 1], backend="gloo")
+        torchcommshim.uninstall()
+        shim("auto")
+        dist.new_group([0, 1], backend="gloo")
+
+        assert [("nocolor", DEVICE)] == events
 
 
 def test_reinstalling_while_a_world_lives(shim):
@@ -603,6 +632,19 @@ def test_reinstalling_while_a_world_lives(shim):
         group = dist.new_group([0, 1], use_local_synchronization=True)
 
         assert dist.get_process_group_ranks(group) == [0, 1]
+
+
+def test_trace_folder_is_that_of_the_start(shim, monkeypatch, tmp_path):
+    """A relative folder is meant from where torch was imported, though the program goes elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHCOMMSHIM_TRACE", "traces")
+    shim()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with world(device_id=None):
+        dist.new_group([0, 1])
+
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "traces"}
 
 
 def test_one_line_for_many_worlds(shim, capsys):

@@ -8,13 +8,16 @@ this rank's own: its number, its name, and the line of the script that made it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Callable, NamedTuple, Protocol, TypeVar
+
+from torchcommshim.creations import Args, Kwargs
 
 # Frames between a script and the creation: torch's own, and ours.
 _PASSED_OVER = ("torch", "torchcommshim", "wrapt", "contextlib")
+
+T = TypeVar("T")
 
 
 class Call(NamedTuple):
@@ -29,7 +32,7 @@ class Call(NamedTuple):
         name: torch's name of the group.
         rank, world_size: this rank, and how many there are.
         shared: other processes are on the other side; not so in a dry run, over a fake backend.
-        site: the caller outside torch, `file:line function`.
+        site: the caller outside torch, `file:line function`; empty where nobody observes.
     """
 
     number: int
@@ -53,16 +56,22 @@ class Observer(Protocol):
         """The group is made, or `error` was raised; called if `begin` returned, the last observer first."""
 
 
-@contextmanager
-def observed(observers: Sequence[Observer], call: Call, store: Any) -> Iterator[None]:
-    """Tell `observers` that `call` begins, and that it has ended."""
+def observed(
+    observers: Sequence[Observer],
+    call: Call,
+    store: Any,
+    make: Callable[..., T],
+    args: Args,
+    kwargs: Kwargs,
+) -> T:
+    """Call `make`; `observers` are told that `call` begins, and that it has ended."""
     told: list[Observer] = []
     error: BaseException | None = None
     try:
         for observer in observers:
             observer.begin(call, store)
             told.append(observer)
-        yield
+        return make(*args, **kwargs)
     except BaseException as raised:
         error = raised
         raise

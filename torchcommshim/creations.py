@@ -11,6 +11,11 @@ import inspect
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
+# A call of a function of torch, and the function.
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+Original = Callable[..., Any]
+
 # How the creation came about.
 WORLD = "world"  # init_process_group
 COLLECTIVE = "collective"  # new_group, called on every rank of the world
@@ -75,7 +80,7 @@ class CallForm:
     change here.  A parameter that this build does not have reads as None.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Original) -> None:
         parameters = inspect.signature(function).parameters
         self._position = {name: index for index, name in enumerate(parameters)}
         self._default = {
@@ -86,16 +91,14 @@ class CallForm:
     def __contains__(self, name: str) -> bool:
         return name in self._position
 
-    def get(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Any:
+    def get(self, args: Args, kwargs: Kwargs, name: str) -> Any:
         """The value that the function will see for `name`."""
         if name in kwargs:
             return kwargs[name]
         position = self._position.get(name, len(args))
         return args[position] if position < len(args) else self._default.get(name)
 
-    def replace(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], **changes: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def replace(self, args: Args, kwargs: Kwargs, **changes: Any) -> tuple[Args, dict[str, Any]]:
         """The same call with other values: positional arguments stay positional."""
         positional, keywords = list(args), dict(kwargs)
         for name, value in changes.items():

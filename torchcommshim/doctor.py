@@ -125,10 +125,10 @@ def _wrapped(c10d: Any) -> dict[str, dict[str, Any]]:
 def _chain(function: Any) -> dict[str, Any]:
     modules = []
     while function is not None:
-        ours = type(function).__module__.startswith("torchcommshim.")
         # functools.wraps copies __module__, so the module is read from where the code's globals live.
-        space = {} if ours else getattr(function, "__globals__", {})
-        modules.append("torchcommshim" if ours else str(space.get("__name__", type(function).__module__)))
+        space = getattr(function, "__globals__", {})
+        name = str(space.get("__name__", type(function).__module__))
+        modules.append("torchcommshim" if name == "torchcommshim.patches" else name)
         function = getattr(function, "__wrapped__", None)
     others = [name for name in modules if name.split(".")[0] not in ("torch", "torchcommshim")]
     return {"in_place": "torchcommshim" in modules, "chain": modules, "others": others}

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Callable, Iterable
 
 import torchcommshim
-from torchcommshim.creations import Creation
-from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, Decision
-from torchcommshim.ranges import bracketed
 from torchcommshim.settings import Settings
 from torchcommshim.traits import Traits
-
-_DONE = {
-    INDEPENDENT: "made without splitting the world's communicator",
-    SPLIT_NOW: "split on its members at once, together with the other ranks",
-}
 
 
 class Report:
@@ -35,22 +28,13 @@ class Report:
         self._has_spoken = False
         self._has_warned = False
 
-    def repaired(
-        self, creation: Creation, ranks: tuple[int, ...], decision: Decision, *, speak: bool
-    ) -> None:
-        """Count a repair of a group of `ranks`, of the sort of `creation`; say the first one if `speak`."""
-        for defect in decision.defects:
-            self.repairs[defect.name] += 1
+    def repaired(self, names: Iterable[str], what: Callable[[], str], *, speak: bool) -> None:
+        """Count repairs, by the names of their defects; say `what` if it is the first one and `speak`."""
+        for name in names:
+            self.repairs[name] += 1
         if speak and not self._has_spoken:
             self._has_spoken = True
-            say(self._line(creation, ranks, decision))
-
-    def repaired_world(self, name: str, what: str, *, speak: bool) -> None:
-        """Count, under `name`, what was done to a world; say it if it is the first repair and `speak`."""
-        self.repairs[name] += 1
-        if speak and not self._has_spoken:
-            self._has_spoken = True
-            say(what)
+            say(what())
 
     def warn(self) -> None:
         """Say, once, which settings were not understood."""
@@ -65,17 +49,6 @@ class Report:
             told = f"{type(error).__name__}: {error}" if getattr(error, "filename", None) else repr(error)
             self.failures.append(f"{where}: {told}")
             say(f"failed in {where}: {told}; torch goes on without it")
-
-    def _line(self, creation: Creation, ranks: tuple[int, ...], decision: Decision) -> str:
-        defect = decision.defects[0]
-        group = f"{creation.kind} group{f' {bracketed(ranks)}' if ranks else ''} ({creation.backend})"
-        done = _DONE.get(decision.remedy, "named alike on all its ranks")
-        if self.settings.strategy == "observe":
-            done = f"it would be {done}, but TORCHCOMMSHIM=observe"
-        return (
-            f"{group}: {done}. On torch {self.torch_version} {defect.title} ({defect.upstream}). "
-            "Further repairs are counted, not printed; TORCHCOMMSHIM=off leaves all as it was."
-        )
 
 
 _current: Report | None = None

@@ -16,8 +16,7 @@ known costs one warning that lists what is accepted; the default is kept.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, NamedTuple
 
 STRATEGY = "TORCHCOMMSHIM"
 AGREEMENT = "TORCHCOMMSHIM_AGREEMENT"
@@ -34,8 +33,7 @@ OFF = ("off", "0", "false", "f", "no", "n")
 ON = ("on", "1", "true", "t", "yes", "y")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The user's choices.
 
     Attributes:

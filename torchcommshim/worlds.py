@@ -84,7 +84,7 @@ class Worlds:
             return
         if world.stripped:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
-            self._report.repaired_world("strip", what, speak=speak)
+            self._report.repaired(["strip"], lambda: what, speak=speak)
         self._avoid_nonblocking(world, speak=speak)
         if size > 1 and self.is_shared(backend) and self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
@@ -151,7 +151,7 @@ class Worlds:
         if self._settings.acts and unwanted and NONBLOCKING_SWITCH not in os.environ:
             os.environ[NONBLOCKING_SWITCH] = "0"
             what = f"{NONBLOCKING_SWITCH}=0 is set: {NONBLOCKING.title} ({NONBLOCKING.upstream})"
-            self._report.repaired_world(NONBLOCKING.name, what, speak=speak and not world.stripped)
+            self._report.repaired([NONBLOCKING.name], lambda: what, speak=speak and not world.stripped)
 
     def _waited_for_all(self) -> bool:
         """Making the world has waited for every rank: all have passed `begin`, or have no shim."""

@@ -21,7 +21,12 @@ from torchcommshim.watch.process import started
 from torchcommshim.watch.record import memory_file
 
 _PATIENCE_S = 0.5
-_PASSED_OVER = ("/torchcommshim/patches.py", "/torch/distributed/c10d_logger.py")
+_PASSED_OVER = (
+    "/torchcommshim/patches.py",
+    "/torchcommshim/shim.py",
+    "/torchcommshim/calls.py",
+    "/torch/distributed/c10d_logger.py",
+)
 
 
 class Stack(NamedTuple):
