@@ -466,6 +466,13 @@ class TestStacks:
 
         assert os.read(reader, 100) == b"[]"
 
+    def test_handler_that_was_taken_away(self):
+        """The next world has one again."""
+        signal.signal(stacks.offer().signal, signal.SIG_DFL)
+        pid, number = os.getpid(), stacks.offer().signal
+
+        assert stacks._masks(pid, "SigCgt") >> (number - 1) & 1
+
     def test_signal_in_use(self):
         """A signal that Python or C code handles, ignores or blocks is not taken."""
         taken = set()

@@ -54,7 +54,11 @@ def offer() -> Stack | None:
         None if there is no such signal, or no /proc to learn it from.
     """
     global _offered
-    number = _offered.signal if _offered else _free_signal(os.getpid())
+    number = _offered.signal if _offered else None
+    if number and not _handles(os.getpid(), number):  # the program has taken the handler away
+        faulthandler.unregister(number)
+        number = None
+    number = number or _free_signal(os.getpid())
     if number is None:
         return None
     stack = Stack(os.getpid(), started(os.getpid()), number, memory_file("stack"))
@@ -78,7 +82,7 @@ def _free_signal(pid: int) -> int | None:
 def take(stack: Stack) -> list[str]:
     """The innermost frames as `file:line function`, the innermost first; empty if they do not come."""
     # Whoever does not handle a real-time signal dies of it.
-    if started(stack.pid) != stack.started or not _masks(stack.pid, "SigCgt") >> (stack.signal - 1) & 1:
+    if started(stack.pid) != stack.started or not _handles(stack.pid, stack.signal):
         return []
     before = written = os.fstat(stack.descriptor).st_size
     os.kill(stack.pid, stack.signal)
@@ -103,6 +107,10 @@ def called(frame: str) -> str:
     file, _, rest = frame.rpartition(":")
     call = re.search(r"(\w+)\(", linecache.getline(file, int(rest.partition(" ")[0])))
     return call[1] if call else ""
+
+
+def _handles(pid: int, number: int) -> bool:
+    return bool(_masks(pid, "SigCgt") >> (number - 1) & 1)
 
 
 def _masks(pid: int, *names: str) -> int:
