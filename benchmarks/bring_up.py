@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A real job's start on real NCCL: Megatron's groups, 82 for 8 ranks, from init until all have been used.
 
-As many ranks as GPUs, where there are several; 8 on one.
+As many ranks as GPUs, where there are 4 or more; else 8.
 
 Seconds, the slowest rank's: of `init_process_group`, of making the groups, and of the first barrier and a
 checked all-reduce on each group.  The memory is what a rank's GPU has less of afterwards, in MiB a rank: the
@@ -10,6 +10,7 @@ communicators' own, since nothing else is allocated.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -74,8 +75,8 @@ def bring_up(meeting: Meeting, bound: bool) -> dict[str, float]:
     if common._wrong:
         raise RuntimeError(f"wrong sums in groups {common._wrong}")
     meeting.wait()
-    # One GPU, or each rank's own: in both cases what all have taken, by rank.
-    sharing = meeting.size if torch.cuda.device_count() < meeting.size else 1
+    # Ranks may share a GPU: what all on it have taken, by rank.
+    sharing = math.ceil(meeting.size / torch.cuda.device_count()) if real else 1
     memory = (_used(torch) - before) / sharing / 2**20 if real else 0
     meeting.wait()
     init, groups, use = (later - earlier for earlier, later in zip(clock, clock[1:]))

@@ -4,6 +4,7 @@
     python benchmarks/hang_report.py                  # the table of docs/hangs.md, a minute
     python benchmarks/hang_report.py --ranks 512      # the hub of so many ranks, in place of 4,096
 
+Measures the torchcommshim that this Python imports: the installed one, or that on PYTHONPATH.
 Everything that runs is what runs in a job, but for the watchers of the other ranks, for which this process
 stands in: it connects to the one real watcher once for each, and answers its question.
 """
@@ -16,7 +17,6 @@ import os
 import resource
 import selectors
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,8 +24,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-sys.path.insert(1, str(Path(__file__).resolve().parent.parent))
 
 from sampling import spread
 
@@ -235,7 +233,9 @@ def main() -> None:
     took, peak = report_s(args.ranks)
     print("| what | cost |\n| --- | --- |")
     print(f"| each creation, in the rank, by the number of ranks in the group | µs: {creations} |")
-    print(f"| the world, in the rank: the watcher's start | {starts['median']:.1f} ms |")
+    print(
+        f"| the world, in the rank | {starts['median']:.1f} ms, to start the watcher; two store operations |"
+    )
     print(f"| the end of the process, in the rank, until the watcher has ended | {ends['median']:.1f} ms |")
     print(f"| a watcher's start | {processor_ms(pid):.0f} ms of processor time |")
     print(f"| a watcher | {own:.1f} MB of memory of its own; {whole:.1f} MB with what it shares |")

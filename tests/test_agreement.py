@@ -137,11 +137,11 @@ def test_many_ranks_are_listed_shortly(store):
 
 
 def test_host_of_a_missing_rank(store, monkeypatch):
-    """The host of a rank that posted nothing is known where torchrun put it beside one that did."""
+    """The host of a rank that posted nothing is known where torchrun put it beside one that did; no other."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(agreement.socket, "gethostname", lambda: "node-a")
-    mine = post(store, 0, 2, SAME)
-    with pytest.raises(AgreementError, match="rank 1 on node-a: posted nothing"):
+    mine = post(store, 0, 6, SAME)
+    with pytest.raises(AgreementError, match="rank 1 on node-a; ranks 2-5: posted nothing"):
         confirm(mine, connected=True, timeout_s=60)
 
 

@@ -13,6 +13,7 @@ from conftest import ROOT
 
 sys.path.append(str(ROOT / "benchmarks"))
 import bring_up
+import hang_report
 import page
 import point_to_point
 import ranks
@@ -151,6 +152,17 @@ def _fails_on_rank_1(meeting, bound):
     if meeting.rank == 1:
         raise ValueError("no luck")
     return {"number": 1.0}
+
+
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform != "linux", reason="the hang report works on Linux only")
+def test_hang_report_is_measured(monkeypatch):
+    """A creation costs something, and a job with a rank that is late has its report."""
+    monkeypatch.setattr(hang_report, "CREATIONS", 10)
+    monkeypatch.setattr(hang_report, "LIMIT_S", 1.0)
+    measured = [hang_report.creation_us(8), *hang_report.report_s(4)]
+
+    assert [value > 0 for value in measured] == [True] * 3
 
 
 # -- the page ------------------------------------------------------------------------------------------

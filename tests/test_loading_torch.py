@@ -107,6 +107,17 @@ def test_looking_for_torch_imports_nothing():
     assert python(program) == "True\nset()\n"
 
 
+def test_import_of_torch_imports_little():
+    """What makes groups is imported with the first group."""
+    program = """
+        import sys, torch
+        print(*sorted(name for name in sys.modules if name.startswith("torchcommshim.")))
+    """
+    expected = [f"torchcommshim.{name}" for name in ("patches", "report", "settings", "traits")]
+
+    assert python(program).split() == expected
+
+
 def test_off():
     """With TORCHCOMMSHIM=off, `import torch` imports nothing of ours, and nothing is wrapped."""
     program = """

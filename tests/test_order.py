@@ -726,7 +726,7 @@ def _legal(dist, rank):
         dist.new_group([0, 1], use_local_synchronization=True)
 
 
-def _run_rank(program, rank, folder, environment):
+def _run_rank(program, rank, folder, environment, ready):
     os.dup2(os.open(folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT), 2)
     sys.stderr = os.fdopen(2, "w", buffering=1)
     torchcommshim.uninstall()
@@ -734,6 +734,7 @@ def _run_rank(program, rank, folder, environment):
     torchcommshim.install()
     import torch.distributed as dist
 
+    ready.wait(60)
     file = dist.FileStore(
         str(folder / "store")
     )  # of no certain number of ranks, so the last one keeps the file
@@ -753,10 +754,11 @@ def job(program, folder, ends=(0, 1, 2), environments=None):
         The exit code of each, None if it was killed, and its stderr.
     """
     pytest.importorskip("torch.distributed")
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Barrier(3)
+    given = environments or {}
     ranks = [
-        multiprocessing.get_context("fork").Process(
-            target=_run_rank, args=(program, rank, folder, (environments or {}).get(rank, {}))
-        )
+        fork.Process(target=_run_rank, args=(program, rank, folder, given.get(rank, {}), ready))
         for rank in range(3)
     ]
     for process in ranks:

@@ -22,6 +22,7 @@ from recorder import DEVICE, Recorder, events, on_create, world  # noqa: E402
 import torchcommshim  # noqa: E402
 from torchcommshim import patches, report  # noqa: E402
 from torchcommshim import shim as acting  # noqa: E402
+from torchcommshim.traits import WRAPPED  # noqa: E402
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
 LATE = torch.__version__.startswith("2.4.")  # members split late, non-members at once
@@ -320,11 +321,57 @@ def test_functional_collectives_reach_the_shim(shim):
 
 @pytest.mark.parametrize("name", ["init_process_group", "new_group", "_new_process_group_helper"])
 def test_signature(bare, name):
-    """`inspect.signature` gives what it gave before: scripts look there for device_id."""
-    expected = inspect.signature(getattr(c10d, name))
+    """`inspect` gives what it gave before: scripts look there for device_id and pg_options."""
+    function = getattr(c10d, name)
+    expected = inspect.signature(function), inspect.getfullargspec(inspect.unwrap(function))
+    torchcommshim.install()
+    function = getattr(c10d, name)
+
+    assert expected == (inspect.signature(function), inspect.getfullargspec(function))
+
+
+def test_removed_while_it_is_made(bare, monkeypatch):
+    """What a first call prepares while the shim is taken out stays off."""
+    torchcommshim.install()
+    actions, made = patches._actions, patches.Actions._make
+
+    def make(self):
+        torchcommshim.uninstall()
+        return made(self)
+
+    monkeypatch.setattr(patches.Actions, "_make", make)
+    actions["new_group"]
+
+    assert {actions[name] for name in WRAPPED} == {patches._pass_on}
+
+
+def test_group_of_a_signal_handler(bare, monkeypatch):
+    """One that a handler makes while a first call prepares the shim is torch's own; then all is as it was."""
+    torchcommshim.install()
+    actions, made, inner = patches._actions, patches.Actions._make, []
+
+    def make(self):
+        inner.append(actions["new_group"])
+        return made(self)
+
+    monkeypatch.setattr(patches.Actions, "_make", make)
+    actions["new_group"]
+
+    assert (inner, report.current().failures) == ([patches._pass_on], [])
+    assert patches._pass_on not in actions.values()
+
+
+def test_trace_folder_of_a_process_in_none(bare, monkeypatch):
+    """A relative folder for traces, in a current directory that is gone, costs no more than the trace."""
+
+    def gone():
+        raise FileNotFoundError("gone")
+
+    monkeypatch.setenv("TORCHCOMMSHIM_TRACE", "traces")
+    monkeypatch.setattr(os, "getcwd", gone)
     torchcommshim.install()
 
-    assert expected == inspect.signature(getattr(c10d, name))
+    assert torchcommshim.status()["patched"] == list(WRAPPED)
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])  # noqa: S301

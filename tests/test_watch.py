@@ -222,8 +222,15 @@ class TestRecord:
             seen += reader.entries()
         writer.join()
 
+        over, reopened = set(), set()
+        for entry in seen:  # in the order in which they were read
+            if entry.ended:
+                over.add(entry.number)
+            elif entry.number in over:
+                reopened.add(entry.number)
         assert {(entry.number, entry.ranks) for entry in seen} <= {(each.number, each.ranks) for each in made}
-        assert all(entry.number % 50 == len(entry.ranks) for entry in seen)
+        assert reopened == set()
+        assert [entry.number for entry in reader.entries() if entry.ended] == list(range(1992, 2000))
 
     def test_facts(self):
         """What strikes creations is read as it was written."""
@@ -387,6 +394,20 @@ print(watcher, os.getpid(), flush=True)
         finally:
             os.killpg(group, signal.SIGKILL)
 
+    def test_fork_with_warnings(self):
+        """A fork lets go of the session without a warning."""
+        text = """
+import gc, warnings
+warnings.simplefilter("always")
+if not os.fork():
+    gc.collect()
+    os._exit(0)
+os.wait()
+"""
+        _, errors = rank_process(text, limit=600.0).communicate(timeout=DEADLINE_S)
+
+        assert errors == ""
+
     def test_is_no_child(self):
         """A program that waits until it has no children left does not wait for the watcher."""
         text = """
@@ -472,6 +493,15 @@ class TestStacks:
         pid, number = os.getpid(), stacks.offer().signal
 
         assert stacks._masks(pid, "SigCgt") >> (number - 1) & 1
+
+    def test_signal_that_is_ignored_by_now(self):
+        """It stays ignored; another is taken."""
+        number = stacks.offer().signal
+        signal.signal(number, signal.SIG_IGN)
+        other, handler = stacks.offer().signal, signal.getsignal(number)
+        signal.signal(number, signal.SIG_DFL)
+
+        assert (other != number, handler) == (True, signal.SIG_IGN)
 
     def test_signal_in_use(self):
         """A signal that Python or C code handles, ignores or blocks is not taken."""

@@ -70,7 +70,7 @@ def _rank(program, rank, size, folder, address, environment, ready):
     )
     torchcommshim.install()
     simulated.install(address, devices=size)
-    ready.wait()
+    ready.wait(DEADLINE_S)
     program(rank, size, dist.FileStore(str(folder / "store"), size))
 
 
@@ -95,18 +95,23 @@ class Job:
             ]
             for process in ranks:
                 process.start()
-            end = time.monotonic() + DEADLINE_S
-            while any(process.is_alive() for process in ranks):
-                if until and re.search(until, self.said):
-                    time.sleep(PATIENCE_S)
-                    break
-                assert time.monotonic() < end, f"no {until!r} in time; there is: {self.said}"
-                time.sleep(0.05)
-            for process in ranks:
-                process.kill()
-                process.join()
+            try:
+                self._wait(ranks, until)
+            finally:
+                for process in ranks:
+                    process.kill()
+                    process.join()
         self.codes = [process.exitcode for process in ranks]
         return self
+
+    def _wait(self, ranks, until):
+        end = time.monotonic() + DEADLINE_S
+        while any(process.is_alive() for process in ranks):
+            if until and re.search(until, self.said):
+                time.sleep(PATIENCE_S)
+                return
+            assert time.monotonic() < end, f"no {until!r} in time; there is: {self.said}"
+            time.sleep(0.05)
 
     @property
     def said(self):
@@ -259,7 +264,7 @@ def test_late_rank(tmp_path):
     def program(rank, size, store):
         _start(rank, size, store)
         if rank == 1:
-            time.sleep(2 * LIMIT_S)
+            time.sleep(3 * LIMIT_S)
         dist.new_group([0, 1])
         time.sleep(LIMIT_S)
         dist.barrier()

@@ -109,8 +109,9 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
             if not absent:
                 return
         if waited > _FIRST_NOTICE_S and not noticed and mine.rank == 0:
-            noticed = True
-            say(f"rank 0 waits for the other ranks; not heard yet: {named(_compare(mine)[1])}")
+            noticed, absent = True, _compare(mine)[1]
+            if absent:
+                say(f"rank 0 waits for the other ranks; not heard yet: {named(absent)}")
         time.sleep(pause)
         pause = min(2 * pause, _SLOWEST_POLL_S)
 
@@ -142,11 +143,13 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
     if len(differing) > _NAMED_AT_MOST:
         lines.append(f"  and {len(differing) - _NAMED_AT_MOST} more ranks")
     if absent:
-        host = _host_beside(mine, absent[0])
+        by_host: dict[str | None, list[int]] = {}
+        for rank in absent:
+            by_host.setdefault(_host_beside(mine, rank), []).append(rank)
+        where = "; ".join(named(ranks) + (f" on {host}" if host else "") for host, ranks in by_host.items())
         lines.append(
-            f"  {named(absent)}{f' on {host}' if host else ''}: posted nothing: torchcommshim or its "
-            "agreement is missing or off there, or it gave no device_id; "
-            f"rank {mine.rank} on {socket.gethostname()}: "
+            f"  {where}: posted nothing: torchcommshim or its agreement is missing or off there, or it gave "
+            f"no device_id; rank {mine.rank} on {socket.gethostname()}: "
             + ", ".join(f"{name} {value!r}" for name, value in mine.statement.items())
         )
     lines.append(

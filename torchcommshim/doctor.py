@@ -12,6 +12,7 @@ import platform
 import site
 import sys
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torchcommshim
@@ -44,8 +45,10 @@ def examine() -> dict[str, Any]:
     c10d, torch_error = _import_c10d()
     torch = sys.modules.get("torch") if c10d else None
     version = str(torch.__version__) if torch else None
+    if report.current():  # wrapped here: whether what the wrappers do can be made, `failures` says
+        importlib.import_module("torchcommshim.patches").prepare()
     # In a process that is not patched the functions are torch's own, in a patched one probe looks beneath.
-    traits = _probe(c10d, version) if c10d and version else Traits(missing=(torch_error,))
+    traits = probe(code_of_module(c10d), version) if c10d and version else Traits(missing=(torch_error,))
     findings: dict[str, Any] = {
         "torchcommshim": {"version": torchcommshim.__version__, "folder": str(Path(__file__).parent)},
         "python": {"version": platform.python_version(), "executable": sys.executable},
@@ -83,13 +86,6 @@ def _import_c10d() -> tuple[Any, str]:
         return None, f"torch cannot be imported: {error!r}"
 
 
-def _probe(c10d: Any, version: str) -> Traits:
-    try:
-        return probe(code_of_module(c10d), version)
-    except ImportError as error:  # packaging is missing
-        return Traits(missing=(f"this torch cannot be examined: {error}",))
-
-
 def _file_of(loader: str) -> str | None:
     """The file that armed: a sitecustomize gives its path, a `.pth` lies in a site-packages folder."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
@@ -125,9 +121,9 @@ def _wrapped(c10d: Any) -> dict[str, dict[str, Any]]:
 def _chain(function: Any) -> dict[str, Any]:
     modules = []
     while function is not None:
-        # functools.wraps copies __module__, so the module is read from where the code's globals live.
-        space = getattr(function, "__globals__", {})
-        name = str(space.get("__name__", type(function).__module__))
+        # functools.wraps copies __module__, and wrapt all attributes: a function's globals tell whose it is.
+        real = type(function) is FunctionType
+        name = str(function.__globals__.get("__name__")) if real else type(function).__module__
         modules.append("torchcommshim" if name == "torchcommshim.patches" else name)
         function = getattr(function, "__wrapped__", None)
     others = [name for name in modules if name.split(".")[0] not in ("torch", "torchcommshim")]

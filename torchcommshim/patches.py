@@ -7,7 +7,9 @@ torch make no group, and pay for the wrappers alone.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -34,28 +36,50 @@ Action = Callable[["Original", "Args", "Kwargs"], Any]
 
 
 class Actions(dict[str, Action]):
-    """The action for each function of `WRAPPED`; all are made when one is first asked for."""
+    """The action for each function of `WRAPPED`; all are made when one is first asked for.
+
+    What is switched off in the meantime stays so.
+    """
 
     def __init__(self, c10d: ModuleType, current: report.Report) -> None:
         self._c10d, self._report = c10d, current
         self._originals = {name: getattr(c10d, name) for name in WRAPPED}
-        # Reentrant: a signal's handler may make a group in the thread that is here.
         self._lock = threading.RLock()
+        self._is_being_made = False
 
     def __missing__(self, name: str) -> Action:
         with self._lock:
+            if self._is_being_made:  # by this thread, in which a signal's handler now makes a group
+                return _pass_on
             if name not in self:
-                try:
-                    from torchcommshim.shim import Shim
-                    from torchcommshim.torch_state import TorchState
-
-                    state = TorchState(self._c10d)
-                    observers = _observers(self._report, state)
-                    self.update(Shim(state, self._originals, self._report, observers).actions())
-                except Exception as error:  # torch goes on without us
-                    self._report.failed("shim", error)
-                    _switch_off(self)
+                self._is_being_made = True
+                made = self._make()
+                self._is_being_made = False
+                for wrapped in WRAPPED:
+                    self.setdefault(wrapped, made.get(wrapped, _pass_on))
             return self[name]
+
+    def _make(self) -> dict[str, Action]:
+        try:
+            from torchcommshim.shim import Shim
+            from torchcommshim.torch_state import TorchState
+
+            state = TorchState(self._c10d)
+            observers = _observers(self._report, state)
+            return Shim(state, self._originals, self._report, observers).actions()
+        except Exception as error:  # torch goes on without us
+            self._report.failed("shim", error)
+            return {}
+
+
+def _pass_on(original: Original, args: Args, kwargs: Kwargs) -> Any:
+    return original(*args, **kwargs)
+
+
+def prepare() -> None:
+    """Make what the wrappers do now: to know that it can be made, or once for all forks."""
+    if _replaced:
+        _actions["init_process_group"]
 
 
 def _observers(current: report.Report, state: TorchState) -> list[Observer]:
@@ -107,7 +131,8 @@ def _patch(c10d: ModuleType, *, late: bool) -> None:
     if _replaced or chosen.strategy == "off":
         return
     if chosen.trace:  # the program may change its folder before it makes a group
-        chosen = chosen._replace(trace=os.path.abspath(chosen.trace))
+        with contextlib.suppress(OSError):  # it is in none
+            chosen = chosen._replace(trace=os.path.abspath(chosen.trace))
     version = str(import_module("torch.version").__version__)
     current = report.Report(chosen, probe(code_of_module(c10d), version), version)
     report.use(current)
@@ -135,6 +160,8 @@ def _wrapper(original: Original, name: str, actions: dict[str, Action]) -> Origi
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return actions[name](original, args, kwargs)
 
+    # inspect.getfullargspec, unlike inspect.signature, does not look beneath a wrapper.
+    wrapper.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return wrapper
 
 
@@ -148,13 +175,9 @@ def remove() -> None:
     """Put the originals back.  Where somebody has wrapped ours since, ours stays and passes calls on."""
     wrappers = [(wrapper, original) for original, wrapper in _replaced]
     _replaced.clear()
-    _switch_off(_actions)
+    _actions.update(dict.fromkeys(WRAPPED, _pass_on))
     report.use(None)
     _replace_everywhere(wrappers)
-
-
-def _switch_off(actions: dict[str, Action]) -> None:
-    actions.update(dict.fromkeys(WRAPPED, lambda original, args, kwargs: original(*args, **kwargs)))
 
 
 def _replace_everywhere(replacements: list[tuple[Any, Any]]) -> None:

@@ -37,7 +37,7 @@ def cut(ranks: Sequence[int], width: int = 60) -> str:
     text = shortened(ranks)
     if len(text) <= width:
         return text
-    shown = text[: width + 1].rpartition(",")[0]
+    shown = text[: width + 1].rpartition(",")[0] or text.partition(",")[0]
     return f"{shown} and {len(ranks) - len(expanded(shown))} more"
 
 

@@ -16,8 +16,8 @@ and the original function is called as it was.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import Counter
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -81,18 +81,25 @@ class Plan:
     counted: bool = False
 
 
-# The innermost creation under way, in each thread: a mark while its call of the helper is to come, then the
-# plan.  Creations nest, since a backend's creator may make groups, and threads make groups at the same time.
-_under_way: ContextVar[Mark | Plan | None] = ContextVar("torchcommshim", default=None)
+class _UnderWay(threading.local):
+    """The innermost creation under way in this thread: a mark until its call of the helper, then the plan.
+
+    Creations nest, since a backend's creator may make groups, and threads make groups at the same time.
+    """
+
+    frame: Mark | Plan | None = None
+
+
+_under_way = _UnderWay()
 
 
 def _within(frame: Mark | Plan | None, function: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
     """Call `function` with `frame` as the innermost creation under way."""
-    token = _under_way.set(frame)
+    before, _under_way.frame = _under_way.frame, frame
     try:
         return function(*args, **kwargs)
     finally:
-        _under_way.reset(token)
+        _under_way.frame = before
 
 
 @dataclass
@@ -125,7 +132,7 @@ _memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
 
 
 class Shim:
-    """The wrappers and their common state, for one loaded `torch.distributed.distributed_c10d`."""
+    """What the wrappers do, and their common state, for one loaded `torch.distributed.distributed_c10d`."""
 
     def __init__(
         self,
@@ -166,14 +173,14 @@ class Shim:
 
     def _mark_group(self, form: CallForm, original: Original, args: Args, kwargs: Kwargs) -> Any:
         """Both functions are marked: functional collectives call the inner one, vendors replace it."""
-        mark = _under_way.get()
+        mark = _under_way.frame
         if isinstance(mark, Mark) and mark.world is None:
             return original(*args, **kwargs)
         local = form.get(args, kwargs, "use_local_synchronization")
         return _within(Mark(LOCAL if local else COLLECTIVE, self._site()), original, args, kwargs)
 
     def _name_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
-        mark = _under_way.get()
+        mark = _under_way.frame
         local = isinstance(mark, Mark) and mark.kind == LOCAL
         if local and self.acts and self.traits.local_names_differ and not self.state.uses_torchcomms():
             name = self._guarded(self._local_name, args, kwargs)
@@ -182,9 +189,9 @@ class Shim:
         return original(*args, **kwargs)
 
     def _help(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
-        mark = _under_way.get()
+        mark = _under_way.frame
         if isinstance(mark, Mark):
-            _under_way.set(None)  # a mark is for one call of the helper
+            _under_way.frame = None  # a mark is for one call of the helper
         else:
             mark = Mark(DIRECT, self._site())
         if mark.world is not None:
@@ -196,11 +203,8 @@ class Shim:
         plan = self._guarded(self._plan, call, memory, args, kwargs)
         if plan is not None:
             args, kwargs = plan.args, plan.kwargs
-        token = _under_way.set(plan)
-        try:
-            result = observed(self.observers, call, memory.store, original, args, kwargs)
-        finally:
-            _under_way.reset(token)
+        told = (self.observers, call, memory.store, original, args, kwargs)
+        result = _within(plan, observed, told, {})
         if plan is not None and self.acts and plan.decision.remedy == SPLIT_NOW:
             self._guarded(self._forget_split_source, result)
         return result
@@ -213,7 +217,7 @@ class Shim:
         return observed(self.observers, *described, original, args, kwargs)
 
     def _get_split_source(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
-        source, plan = original(*args, **kwargs), _under_way.get()
+        source, plan = original(*args, **kwargs), _under_way.frame
         if source is None or not isinstance(plan, Plan) or plan.decision.remedy == NONE:
             return source
         if plan.decision.defects:  # groups of a stripped world are kept apart, which is no repair

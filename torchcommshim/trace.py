@@ -82,7 +82,7 @@ class Trace:
 
     def __init__(self, current: Report, state: TorchState) -> None:
         self._report, self._state = current, state
-        self._folder = Path(current.settings.trace).absolute()
+        self._folder = Path(current.settings.trace)
         self._processes: dict[int, _Process] = {}
         self._stopped = False
 

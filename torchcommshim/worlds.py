@@ -9,7 +9,7 @@ from typing import Any, Mapping
 
 import torchcommshim
 from torchcommshim import agreement, report, settings
-from torchcommshim.creations import NOBODY, CallForm
+from torchcommshim.creations import NOBODY, Args, CallForm, Kwargs
 from torchcommshim.defects import NONBLOCKING
 from torchcommshim.torch_state import TorchState
 
@@ -31,8 +31,8 @@ class World:
         timeout_s: the world's own timeout, in seconds.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: Args
+    kwargs: Kwargs
     device: Any = None
     stripped: bool = False
     post: agreement.Post | None = None
@@ -48,7 +48,7 @@ class Worlds:
         self._report = current
         self._settings, self._traits = current.settings, current.traits
 
-    def plan(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> World:
+    def plan(self, args: Args, kwargs: Kwargs) -> World:
         """Decide on a call of `init_process_group`, before it is made."""
         world = World(args, kwargs)
         device = self._init.get(args, kwargs, "device_id")
@@ -68,7 +68,7 @@ class Worlds:
         world.args, world.kwargs = self._init.replace(args, kwargs, **changes)
         return world
 
-    def begin(self, world: World, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def begin(self, world: World, args: Args, kwargs: Kwargs) -> None:
         """Right before the world connects: its store exists, and nobody has waited for anybody yet.
 
         `args` and `kwargs` are those of the helper's call.

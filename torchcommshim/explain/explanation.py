@@ -72,7 +72,8 @@ def _played(played: Played) -> dict[str, Any]:
     for wait in outcome.waiting:
         made = played.origins[wait.rank][wait.index]
         in_creation = isinstance(wait.step, Create)
-        waiting[call_of(made), _site(made), in_creation, wait.at, wait.missing].append(wait.rank)
+        group = tuple(made.ranks) if made else ()
+        waiting[call_of(made), group, _site(made), in_creation, wait.at, wait.missing].append(wait.rank)
     raised: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for rank, error in outcome.raised.items():
         raised[(error,)].append(rank)
@@ -83,12 +84,13 @@ def _played(played: Played) -> dict[str, Any]:
                 "ranks": ranks,
                 "creation": _number(played, ranks[0]),
                 "call": call,
+                "group": list(group),
                 "site": site,
                 "in": "creation" if in_creation else "first use",
                 "at": at,
                 "missing": list(missing),
             }
-            for (call, site, in_creation, at, missing), ranks in waiting.items()
+            for (call, group, site, in_creation, at, missing), ranks in waiting.items()
         ],
         "raised": [{"ranks": ranks, "error": error} for (error,), ranks in raised.items()],
         "wrong": list(_wrong(played)),

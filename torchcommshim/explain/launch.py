@@ -38,7 +38,7 @@ import wrapt
 import torchcommshim
 from torchcommshim import trace
 from torchcommshim.creations import CallForm
-from torchcommshim.patches import TARGET
+from torchcommshim.patches import TARGET, prepare
 
 # How a rank's run ended.
 EXIT = "exit"
@@ -67,6 +67,7 @@ def main() -> None:
     if not status["patched"] or status["standing_aside"]:
         reasons = [*status["standing_aside"], *status["failures"]]  # type: ignore[misc]
         sys.exit(f"this torch cannot be traced: {'; '.join(map(str, reasons))}")
+    prepare()
     Ranks(spec, beat).run()
 
 

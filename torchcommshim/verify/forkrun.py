@@ -15,6 +15,7 @@ import signal
 from torch.distributed import run
 from torch.distributed.launcher.api import elastic_launch
 
+from torchcommshim.patches import prepare
 from torchcommshim.verify import launch
 
 
@@ -23,6 +24,7 @@ def main() -> None:
     options = run.parse_args(None)
     config, _, _ = run.config_from_args(options)
     config.start_method = "fork"
+    prepare()
     elastic_launch(config, _rank)(*options.training_script_args)
 
 

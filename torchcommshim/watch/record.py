@@ -72,24 +72,31 @@ class Record:
         self._slot_size = _slot_size(world_size)
         os.ftruncate(self.descriptor, (_FACTS + 1) * self._slot_size)
         self._memory = mmap.mmap(self.descriptor, 0)
-        self._lock = threading.Lock()
+        self._ends = memoryview(self._memory).cast("d")
+        self._lock = threading.RLock()  # a signal's handler may make a group in the thread that is writing
         self._free = deque(range(_CREATIONS))  # slots; the one on the left has ended first
         self._open: dict[int, int] = {}  # slots, by the identity of their calls
 
     def begin(self, call: Call) -> None:
         """`call` begins.  It goes unrecorded if its names are absurdly long, or 8 others have not ended."""
         with self._lock:
+            if not self._free:
+                return
+            slot = self._free.popleft()
             now = time.monotonic()  # not before: the slot's last call may only just have ended
-            entry = call.number, call.kind, call.ranks, call.backend, call.name, call.site, now
-            if self._free and self._write(self._free[0], entry):
-                self._open[id(call)] = self._free.popleft()
+            if self._write(
+                slot, (call.number, call.kind, call.ranks, call.backend, call.name, call.site, now)
+            ):
+                self._open[id(call)] = slot
+            else:
+                self._free.appendleft(slot)
 
     def end(self, call: Call) -> None:
         """`call` has returned, or raised."""
         with self._lock:
             slot = self._open.pop(id(call), None)
             if slot is not None:
-                _ENDED.pack_into(self._memory, slot * self._slot_size, time.monotonic())
+                self._ends[slot * self._slot_size // _ENDED.size] = time.monotonic()
                 self._free.append(slot)
 
     def facts(self, bound: bool, struck: list[Struck]) -> None:
@@ -98,7 +105,7 @@ class Record:
             self._write(_FACTS, (bound, [tuple(each) for each in struck]))
 
     def _write(self, slot: int, content: tuple[Any, ...]) -> bool:
-        """Does it fit?"""
+        """Write `content`, if it fits: did it?"""
         payload = marshal.dumps(content, _FORMAT)
         start, size = slot * self._slot_size + _ENDED.size, _HEAD.size + len(payload)
         if _ENDED.size + size > self._slot_size:

@@ -174,6 +174,7 @@ def _part(starter: subprocess.Popen[bytes], wire: socket.socket, pid: int) -> No
     """Tell the watcher how this process ends, upon which it ends too."""
     if os.getpid() != pid:
         starter.returncode = 0  # it is no child of this fork, which has nothing to wait for
+        wire.close()
         return
     error = getattr(sys, "last_value", None)  # what has ended the program, if something has
     how = f"{EXITED} after {type(error).__name__}: {error}".partition("\n")[0][:200] if error else EXITED

@@ -55,8 +55,9 @@ def offer() -> Stack | None:
     """
     global _offered
     number = _offered.signal if _offered else None
-    if number and not _handles(os.getpid(), number):  # the program has taken the handler away
-        faulthandler.unregister(number)
+    if number and not _handles(os.getpid(), number):
+        if not _has(os.getpid(), number, "SigIgn"):  # the program has taken the handler away, and no more
+            faulthandler.unregister(number)
         number = None
     number = number or _free_signal(os.getpid())
     if number is None:
@@ -110,7 +111,11 @@ def called(frame: str) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    return bool(_masks(pid, "SigCgt") >> (number - 1) & 1)
+    return _has(pid, number, "SigCgt")
+
+
+def _has(pid: int, number: int, mask: str) -> bool:
+    return bool(_masks(pid, mask) >> (number - 1) & 1)
 
 
 def _masks(pid: int, *names: str) -> int:
