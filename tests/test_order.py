@@ -236,8 +236,8 @@ def test_circle(scripts):
 
 
 @once
-def test_watcher_that_is_killed():
-    """If the rank that watches for the others dies, they time out by themselves."""
+def test_lookout_that_is_killed():
+    """If the rank that looks out for the others dies, they time out by themselves."""
 
     def killed(steps):
         yield from (next(steps) for _ in range(5))

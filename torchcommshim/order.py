@@ -9,7 +9,7 @@ that only some ranks make are compared by their own members, who wait for each o
 them wait.
 
 What other ranks have posted is read on the slow path alone: when the sum does not come out, or somebody is
-late.  Then the rank that came first watches for all that wait there, and what it finds becomes a verdict in
+late.  Then the rank that came first looks out for all that wait there, and what it finds becomes a verdict in
 the store, which every waiting rank raises.
 """
 
@@ -37,7 +37,7 @@ from torchcommshim.torch_state import TorchState
 from torchcommshim.worlds import NONBLOCKING_SWITCH
 
 _LOOK_AFTER_S = 1.0
-_WATCHER_FIRST_S = 10.0  # a rank whose watcher has died times out by itself, this much later
+_LOOKOUT_FIRST_S = 10.0  # a rank whose lookout has died times out by itself, this much later
 _NAMED_AT_MOST = 8
 _SILENT = "no creation yet, or TORCHCOMMSHIM_CHECK_ORDER is off there"
 _NO_WORLD = (
@@ -237,11 +237,11 @@ class Comparison:
             same, own = f"same/{index % 2}", f"own/{index % 2}"
             self._board.add(same, _weight(*post.version))
             self._board.add(own, _share(post))
-            watch = yield from self._arrive(post)
+            lookout = yield from self._arrive(post)
             all_same = self._added(same) == self._size * _weight(*post.version)
             each_own = self._added(own) == 0
             if not all_same and not each_own:
-                yield from self._settle(watch, index)
+                yield from self._settle(lookout, index)
         self._in_doubt = False
 
     def _added(self, key: str) -> int:
@@ -249,18 +249,18 @@ class Comparison:
         before, self._sums[key] = self._sums[key], self._board.add(key)
         return self._sums[key] - before
 
-    def _settle(self, watch: Watch, index: int) -> Steps:
-        """All have come, but not with one list, nor each with its own: the watcher reads what they posted."""
+    def _settle(self, lookout: Lookout, index: int) -> Steps:
+        """All have come, but not with one list, nor each with its own: the lookout reads what they posted."""
 
         def is_settled() -> bool:
             self._heed()
             return int(self._board.get("settled") or -1) >= index
 
-        if watch.is_mine:
-            self._condemn(watch.difference())
+        if lookout.is_mine:
+            self._condemn(lookout.difference())
             self._board.set("settled", str(index))
         else:
-            yield from self._wait(is_settled, watch.difference, watch)
+            yield from self._wait(is_settled, lookout.difference, lookout)
 
     def _meet_members(self, call: Call, turn: int, waits: bool) -> Steps:
         key = f"{call.kind}/{_digest(call.ranks, _own_name(call))}/{turn}"
@@ -276,27 +276,27 @@ class Comparison:
         self._board.set(f"{post.channel}/{self._rank}", post.dump())
         return post
 
-    def _arrive(self, post: Post) -> Generator[float, None, Watch]:
-        """Come to a meeting, and wait for the others; the one who came first watches for all."""
+    def _arrive(self, post: Post) -> Generator[float, None, Lookout]:
+        """Come to a meeting, and wait for the others; the one who came first looks out for all."""
         came = self._board.add(post.counter, 1)
-        watch = Watch(self._board, self._size, post, came)
+        lookout = Lookout(self._board, self._size, post, came)
         if came < post.target:
             yield self._first_pause
-            yield from self._wait(watch.is_complete, watch.absence, watch)
-        return watch
+            yield from self._wait(lookout.is_complete, lookout.absence, lookout)
+        return lookout
 
     def _wait(
-        self, done: Callable[[], bool], overdue: Callable[[], str | None], watch: Watch | None = None
+        self, done: Callable[[], bool], overdue: Callable[[], str | None], lookout: Lookout | None = None
     ) -> Steps:
         """Wait until `done`; after the time-out, go on unless `overdue` finds fault."""
         waited, pause, next_look = 0.0, self._first_pause, _LOOK_AFTER_S
-        late_s = _WATCHER_FIRST_S if watch is not None and not watch.is_mine else 0.0
+        late_s = _LOOKOUT_FIRST_S if lookout is not None and not lookout.is_mine else 0.0
         while not done():
-            if watch is not None and waited >= _LOOK_AFTER_S:
+            if lookout is not None and waited >= _LOOK_AFTER_S:
                 self._heed()
-            if watch is not None and watch.is_mine and waited >= next_look:
-                self._condemn(watch.difference() or watch.deadlock())
-                next_look = waited + _LOOK_AFTER_S if watch.suspects else 2 * waited
+            if lookout is not None and lookout.is_mine and waited >= next_look:
+                self._condemn(lookout.difference() or lookout.deadlock())
+                next_look = waited + _LOOK_AFTER_S if lookout.suspects else 2 * waited
             if waited >= self._timeout_s + late_s:
                 self._condemn(overdue())
                 return
@@ -323,11 +323,11 @@ class Comparison:
             raise _ReplacedError
 
 
-class Watch:
+class Lookout:
     """Reads what other ranks have posted, for all that wait in one creation.
 
     Attributes:
-        is_mine: this rank came first, so it is to watch.
+        is_mine: this rank came first, so it is the lookout.
         suspects: a circle that the last look has found.
     """
 
