@@ -103,9 +103,9 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
         waited = time.monotonic() - start
         # Reading every post takes an operation a rank: not while all that has come is alike.
         if connected or mine.all.ranks() != alike or waited > timeout_s:
-            differing, absent = _compare(mine)
+            differing, absent, hosts = _compare(mine)
             if differing or (absent and (connected or waited > timeout_s)):
-                raise AgreementError(_message(mine, differing, absent))
+                raise AgreementError(_message(mine, differing, absent, hosts))
             if not absent:
                 return
         if waited > _FIRST_NOTICE_S and not noticed and mine.rank == 0:
@@ -116,22 +116,25 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
         pause = min(2 * pause, _SLOWEST_POLL_S)
 
 
-def _compare(mine: Post) -> tuple[dict[int, dict[str, str]], list[int]]:
-    """The posts that differ from this rank's, and the ranks that have not posted."""
+def _compare(mine: Post) -> tuple[dict[int, dict[str, str]], list[int], dict[int, str]]:
+    """The posts that differ from this rank's, the ranks that have not posted, and the others' hosts."""
     differing: dict[int, dict[str, str]] = {}
-    absent = []
+    absent, hosts = [], {}
     for rank in range(mine.size):
         key = f"rank/{rank}"
         if not mine.store.check([key]):
             absent.append(rank)
             continue
         theirs = json.loads(mine.store.get(key))
+        hosts[rank] = str(theirs.get("host"))
         if any(theirs.get(name) != value for name, value in mine.statement.items()):
             differing[rank] = theirs
-    return differing, absent
+    return differing, absent, hosts
 
 
-def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]) -> str:
+def _message(
+    mine: Post, differing: dict[int, dict[str, str]], absent: list[int], hosts: dict[int, str]
+) -> str:
     lines = ["ranks do not agree, so making groups would hang or give wrong sums:"]
     for rank, theirs in list(differing.items())[:_NAMED_AT_MOST]:
         lines += [
@@ -145,7 +148,7 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
     if absent:
         by_host: dict[str | None, list[int]] = {}
         for rank in absent:
-            by_host.setdefault(_host_beside(mine, rank), []).append(rank)
+            by_host.setdefault(_host_beside(rank, hosts), []).append(rank)
         where = "; ".join(named(ranks) + (f" on {host}" if host else "") for host, ranks in by_host.items())
         lines.append(
             f"  {where}: posted nothing: torchcommshim or its agreement is missing or off there, or it gave "
@@ -159,15 +162,11 @@ def _message(mine: Post, differing: dict[int, dict[str, str]], absent: list[int]
     return "\n".join(lines)
 
 
-def _host_beside(mine: Post, rank: int) -> str | None:
+def _host_beside(rank: int, hosts: dict[int, str]) -> str | None:
     """The host of a rank that posted nothing, where torchrun puts it beside one that did."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     per_node = int(text) if text.isdigit() else 0
     if not per_node:
         return None
     first = rank - rank % per_node
-    for neighbour in range(first, min(first + per_node, mine.size)):
-        key = f"rank/{neighbour}"
-        if mine.store.check([key]):
-            return str(json.loads(mine.store.get(key)).get("host"))
-    return None
+    return next((hosts[near] for near in range(first, first + per_node) if near in hosts), None)
