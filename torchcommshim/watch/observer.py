@@ -26,7 +26,6 @@ class Watch:
         self._report = current
         self._state = state
         self._session: Session | None = None
-        self._has_facts = False
         self._sorts: set[tuple[str, str, bool]] = set()
         self._struck: list[Struck] = []
         _watches.add(self)
@@ -37,7 +36,7 @@ class Watch:
                 self._start(call, store)
             if self._session:
                 self._session.record.begin(call)
-                if call.kind != WORLD and not self._has_facts:
+                if call.kind != WORLD:
                     self._note_facts(call, self._session)
         except Exception as error:
             self._report.failed(_WHERE, error)
@@ -52,7 +51,7 @@ class Watch:
 
     def _start(self, call: Call, store: Any) -> None:
         self._session = None
-        self._has_facts, self._sorts, self._struck = False, set(), []
+        self._sorts, self._struck = set(), []
         if not (call.shared and call.world_size > 1 and sys.platform == "linux" and _has_python()):
             return
         self._session = Session(call, store, self._report)
@@ -62,12 +61,12 @@ class Watch:
 
         That depends on what makes a creation's sort, and on the world, which stays as it is.
         """
+        acts = self._report.settings.acts
         sort = (call.kind, call.backend, len(call.ranks) == call.world_size)
-        if sort in self._sorts:
+        if sort in self._sorts or (acts and self._sorts):
             return
         self._sorts.add(sort)
-        self._has_facts = self._report.settings.acts
-        if not self._has_facts:
+        if not acts:
             creation = self._state.describe(call.kind, call.ranks, call.backend)
             self._struck += [
                 Struck(call.number, call.site, defect.name, defect.title, defect.upstream)
