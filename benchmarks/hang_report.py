@@ -25,8 +25,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sampling import spread
-
 from torchcommshim.calls import Call
 from torchcommshim.ranges import shortened
 from torchcommshim.report import Report
@@ -88,8 +86,8 @@ def creation_us(size: int) -> float:
     return statistics.median(times)
 
 
-def world_ms() -> tuple[dict[str, float], dict[str, float]]:
-    """How long a rank takes for its watcher's start, and for its end."""
+def world_ms() -> tuple[float, float]:
+    """How long a rank takes for its watcher's start, and for its end: medians."""
     starts, ends = [], []
     for _ in range(WORLDS):
         store, began = Store(), time.perf_counter()
@@ -99,7 +97,7 @@ def world_ms() -> tuple[dict[str, float], dict[str, float]]:
         began = time.perf_counter()
         del watched
         ends.append((time.perf_counter() - began) * 1e3)
-    return spread(starts), spread(ends)
+    return statistics.median(starts), statistics.median(ends)
 
 
 def watcher_of(watched: Watch) -> str:
@@ -174,8 +172,7 @@ def report_s(size: int) -> tuple[float, float]:
         while "hang report" not in said.read_text():
             if time.monotonic() > limit:
                 raise SystemExit(f"no report in time; {len(asked)} of {size} were asked")
-            for key, events in selector.select(0.01):
-                key.data(events)
+            _serve(selector, 0.01)
         took = time.monotonic() - asked[0]
         text = said.read_text()
         assert f"of {size} ranks wait" in text, text
@@ -205,14 +202,20 @@ def _stand_for_the_others(size: int, hub: str, selector: Any, asked: list[float]
 
     for rank in range(1, size):
         lines.append(connect(rank))
-        while rank % 256 == 0 and selector.select(0.01):
-            for key, events in selector.select(0):
-                key.data(events)
+        while rank % 256 == 0 and _serve(selector, 0.01):
+            pass
     end = time.monotonic() + 3
     while time.monotonic() < end:  # all are welcome
-        for key, events in selector.select(0.05):
-            key.data(events)
+        _serve(selector, 0.05)
     return lines
+
+
+def _serve(selector: Any, seconds: float) -> bool:
+    """Hand on what comes within so long: was there anything?"""
+    ready = selector.select(seconds)
+    for key, events in ready:
+        key.data(events)
+    return bool(ready)
 
 
 def main() -> None:
@@ -226,17 +229,15 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     creations = ", ".join(f"{creation_us(size):.0f} for {size:,}" for size in SIZES)
-    starts, ends = world_ms()
+    start, end = world_ms()
     watched = watch(8, Store())
     pid = watcher_of(watched)
     own, whole = memory_mb(pid)
     took, peak = report_s(args.ranks)
     print("| what | cost |\n| --- | --- |")
     print(f"| each creation, in the rank, by the number of ranks in the group | µs: {creations} |")
-    print(
-        f"| the world, in the rank | {starts['median']:.1f} ms, to start the watcher; two store operations |"
-    )
-    print(f"| the end of the process, in the rank, until the watcher has ended | {ends['median']:.1f} ms |")
+    print(f"| the world, in the rank | {start:.1f} ms, to start the watcher; two store operations |")
+    print(f"| the end of the process, in the rank, until the watcher has ended | {end:.1f} ms |")
     print(f"| a watcher's start | {processor_ms(pid):.0f} ms of processor time |")
     print(f"| a watcher | {own:.1f} MB of memory of its own; {whole:.1f} MB with what it shares |")
     print(
