@@ -479,9 +479,8 @@ class TestBadInput:
             # As at a terminal; a job in the background ignores it.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads
         )
-        (folder,) = waited(lambda: list(tmp_path.glob("torchcommshim-verify-*")))
-        waited(lambda: len(list(folder.glob("*.started"))) == 4)
-        time.sleep(1)  # into the split
+        # Of a run whose port was taken only a second one, in another folder, comes as far as the split.
+        folder = waited(lambda: settled(tmp_path, verifying))
         began = processes_that_name(folder)
         verifying.send_signal(number)
         _, errors = verifying.communicate()
@@ -491,6 +490,16 @@ class TestBadInput:
         assert "Traceback" not in errors
         assert len(began) == 5  # torchrun and the ranks
         assert processes_that_name(folder) == []
+
+
+def settled(parent: Path, verifying: subprocess.Popen[str]) -> Path | None:
+    """The folder of a run that is under way a second after all its ranks have started, by then in the split."""
+    assert verifying.poll() is None, verifying.communicate()
+    for folder in parent.glob("torchcommshim-verify-*"):
+        if len(list(folder.glob("*.started"))) == 4:
+            time.sleep(1)
+            return folder if folder.exists() else None
+    return None
 
 
 def waited(condition):
