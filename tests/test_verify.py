@@ -493,7 +493,7 @@ class TestBadInput:
 
 
 def settled(parent: Path, verifying: subprocess.Popen[str]) -> Path | None:
-    """The folder of a run that is under way a second after all its ranks have started, by then in the split."""
+    """The folder of a run that goes on a second after all its ranks have started: by then in the split."""
     assert verifying.poll() is None, verifying.communicate()
     for folder in parent.glob("torchcommshim-verify-*"):
         if len(list(folder.glob("*.started"))) == 4:
