@@ -480,7 +480,7 @@ class TestBadInput:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads
         )
         # Of a run whose port was taken only a second one, in another folder, comes as far as the split.
-        folder = waited(lambda: settled(tmp_path, verifying))
+        folder = folder_of_a_hung_run(tmp_path, verifying)
         began = processes_that_name(folder)
         verifying.send_signal(number)
         _, errors = verifying.communicate()
@@ -492,21 +492,19 @@ class TestBadInput:
         assert processes_that_name(folder) == []
 
 
-def settled(parent: Path, verifying: subprocess.Popen[str]) -> Path | None:
-    """The folder of a run that goes on a second after all its ranks have started: by then in the split."""
-    assert verifying.poll() is None, verifying.communicate()
-    for folder in parent.glob("torchcommshim-verify-*"):
-        if len(list(folder.glob("*.started"))) == 4:
-            time.sleep(1)
-            return folder if folder.exists() else None
-    return None
+def folder_of_a_hung_run(parent: Path, verifying: subprocess.Popen[str]) -> Path:
+    """The folder of a run that goes on a second after all ranks have started: by then in the split.
 
-
-def waited(condition):
-    """The first true value of `condition`; the test's own timeout is the limit."""
-    while not (value := condition()):
+    The test's own timeout is the limit.
+    """
+    while True:
+        assert verifying.poll() is None, verifying.communicate()
+        for folder in parent.glob("torchcommshim-verify-*"):
+            if len(list(folder.glob("*.started"))) == 4:
+                time.sleep(1)
+                if folder.exists():
+                    return folder
         time.sleep(0.1)
-    return value
 
 
 def processes_that_name(folder: Path) -> list[int]:
