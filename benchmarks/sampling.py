@@ -44,7 +44,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     values = [value for value in values if not math.isnan(value)]
     if not values:
         return {"count": 0}
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [values[0]] * 3
+    several = values if len(values) > 1 else values * 2
+    low, middle, high = statistics.quantiles(several, n=4, method="inclusive")
     found = {"median": middle, "q1": low, "q3": high, "min": min(values), "max": max(values)}
     return {**{name: _rounded(value) for name, value in found.items()}, "count": len(values)}
 
