@@ -367,15 +367,21 @@ class TestOnThisTorch:
 
 
 class TestCommand:
-    """The command's own part, on verdicts that are given."""
+    """The command's own part, on verdicts that are given; None for a run that the user interrupts."""
 
     @pytest.fixture
     def main(self, monkeypatch, capsys):
-        def main(with_auto: Verdict, *arguments: str) -> tuple[int, str]:
+        def main(with_auto: Verdict | None, *arguments: str) -> tuple[int, str]:
             verdicts = {"off": Verdict("hang", 20.0), "auto": with_auto}
+
+            def run_scenario(runner: Runner, scenario: object, strategy: str, port: int | None) -> Verdict:
+                if verdicts[strategy] is None:
+                    raise KeyboardInterrupt
+                return verdicts[strategy]
+
             machine = Machine("2.4.1", "3.11.7", "simulated", ())
             monkeypatch.setattr(verify, "look", lambda simulate: machine)
-            monkeypatch.setattr(Runner, "run_scenario", lambda self, scenario, name, port: verdicts[name])
+            monkeypatch.setattr(Runner, "run_scenario", run_scenario)
             parser = argparse.ArgumentParser()
             verify.add_arguments(parser)
             code = verify.main(parser.parse_args(["--scenario=one_group", *arguments]))
@@ -421,6 +427,24 @@ class TestCommand:
 
         assert json.loads(path.read_text())["ok"] is True
         assert "with auto" in out
+
+    def test_what_an_interruption_leaves(self, main, tmp_path):
+        """The runs that were judged before Ctrl-C are shown and written; the others are `not judged`."""
+        path = tmp_path / "out.json"
+        code, out = main(None, f"--output={path}")
+        document = json.loads(path.read_text())
+
+        assert code == 130
+        assert out.splitlines()[2:4] == [
+            "scenario   without         with auto",
+            "one_group  hang 20 s       not judged",
+        ]
+        found = document["scenarios"][0]
+        assert (document["ok"], found["without"]["verdict"], found["with"]["auto"]["verdict"]) == (
+            False,
+            "hang",
+            "not judged",
+        )
 
 
 class TestBadInput:

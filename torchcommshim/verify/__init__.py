@@ -6,7 +6,7 @@ and then with it, under a deadline, and is judged ok, hang, wrong (a sum was wro
 they use real NCCL; without a GPU NCCL is simulated, and the first line says so.
 
 Exit codes: 0 if every scenario is ok with each strategy; 1 if one is not; 2 for bad usage; 130 if
-interrupted.
+interrupted, and then what has been judged by then is shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchcommshim.options import positive
 from torchcommshim.verify import catalogue, table
 from torchcommshim.verify.catalogue import Scenario
 from torchcommshim.verify.runner import Machine, NoTorch, Runner, free, look
-from torchcommshim.verify.verdicts import OK, Verdict
+from torchcommshim.verify.verdicts import OK, UNJUDGED, Verdict
 
 SIMULATED_DEADLINE = 10.0
 REAL_DEADLINE = 60.0
@@ -77,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Run the scenarios and show what came of them; returns the exit code."""
+    results: Results = {}
+    interrupted = False
     try:
         scenarios, strategies = _scenarios(chosen), _strategies(chosen)
         _check_ports(chosen)
@@ -84,13 +86,17 @@ def main(chosen: argparse.Namespace) -> int:
         machine = look(chosen.simulate)
         if not chosen.json:
             print(table.first_line(machine, chosen.nproc), flush=True)
-        results = _run_all(chosen, machine, scenarios, strategies)
+        columns = ("off", *strategies)
+        results = {(scenario.name, column): UNJUDGED for scenario in scenarios for column in columns}
+        _run_all(chosen, machine, scenarios, results)
     except (BadUsage, NoTorch) as error:
         sys.stderr.write(f"torchcommshim verify: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("torchcommshim verify: interrupted; all processes that it started are gone\n")
-        return 130
+        if all(found is UNJUDGED for found in results.values()):
+            return 130
+        interrupted = True
     document = _document(chosen, machine, scenarios, strategies, results)
     text = json.dumps(document, indent=2) + "\n"
     if chosen.output:
@@ -101,6 +107,8 @@ def main(chosen: argparse.Namespace) -> int:
         color = table.wants_color(sys.stdout, os.environ)
         print("", *table.table(scenarios, strategies, results, color=color), sep="\n")
         print(*table.details(scenarios, strategies, results), sep="\n")
+    if interrupted:
+        return 130
     return 0 if document["ok"] else 1
 
 
@@ -150,31 +158,28 @@ def _check_output(file: Path | None) -> None:
 
 
 def _run_all(
-    chosen: argparse.Namespace, machine: Machine, scenarios: Sequence[Scenario], strategies: Sequence[str]
-) -> Results:
-    """Run each scenario without the shim, once, and with each strategy."""
-    runs = [(scenario, strategy) for scenario in scenarios for strategy in ("off", *strategies)]
+    chosen: argparse.Namespace, machine: Machine, scenarios: Sequence[Scenario], results: Results
+) -> None:
+    """Run all that is in `results`, and put there what comes of each run as soon as it ends."""
+    by_name = {scenario.name: scenario for scenario in scenarios}
     deadline = chosen.deadline or (SIMULATED_DEADLINE if machine.simulated else REAL_DEADLINE)
     runner = Runner(chosen.nproc, deadline, machine.simulated, threading.Event())
     ports = _ports(chosen)
-    results: Results = {}
 
-    def run(scenario: Scenario, strategy: str) -> tuple[Scenario, str, Verdict]:
+    def run(name: str, strategy: str) -> str:
         port = ports.pop()
         try:
-            return scenario, strategy, runner.run_scenario(scenario, strategy, port)
+            verdict = results[name, strategy] = runner.run_scenario(by_name[name], strategy, port)
         finally:
             ports.append(port)
+        return f"{name} {'without' if strategy == 'off' else f'with {strategy}'}: {verdict.verdict}"
 
     with _sigterm_interrupts(), ThreadPoolExecutor(chosen.jobs) as pool:
-        futures = [pool.submit(run, *each) for each in runs]
+        futures = [pool.submit(run, *each) for each in results]
         try:
-            _progress(f"0/{len(runs)}")
-            for future in as_completed(futures):
-                scenario, strategy, verdict = future.result()
-                results[scenario.name, strategy] = verdict
-                how = "without" if strategy == "off" else f"with {strategy}"
-                _progress(f"{len(results)}/{len(runs)} {scenario.name} {how}: {verdict.verdict}")
+            _progress(f"0/{len(results)}")
+            for number, future in enumerate(as_completed(futures), 1):
+                _progress(f"{number}/{len(results)} {future.result()}")
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -182,7 +187,6 @@ def _run_all(
             raise
         finally:
             _end_progress()
-    return results
 
 
 @contextmanager

@@ -7,6 +7,8 @@
 | wrong   | a sum was wrong, whatever else happened: it is the one failure that nobody notices   |
 | hang    | a rank was still at work when the deadline came                                      |
 | error   | a rank raised, or died                                                               |
+
+A run that had not ended when verify was interrupted is `not judged`.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Verdict:
     """How one run ended.
 
     Attributes:
-        verdict: OK, WRONG, HANG or ERROR.
+        verdict: OK, WRONG, HANG or ERROR; of `UNJUDGED`, `not judged`.
         seconds: from the launch to the end.
         waits: the ranks that were ended, and where each was.
         sums: the wrong sums.
@@ -90,6 +92,8 @@ class Verdict:
             found.append(f"{who}: line {line}, {code} -> {inside}" if line else f"{who}: {inside}")
         return found
 
+
+UNJUDGED = Verdict("not judged", 0.0)
 
 WRONG_SUM = re.compile(r"^WRONG group \[([\d, ]+)\]: rank (\d+) got (-?\d+), expected (-?\d+)$", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
