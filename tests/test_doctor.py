@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment, run
+from conftest import ROOT, clean_environment, run
 
 from torchcommshim import doctor, environment, traits
 from torchcommshim.cli import main
@@ -98,6 +98,34 @@ def test_remedy_follows_the_strategy(monkeypatch, strategy, expected):
         True,
         f"TORCHCOMMSHIM={strategy}",
     )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("torch", "nccl", "strategy", "expected"),
+    [
+        ("2.11.0+cu130", "2.28.9", "auto", 1),
+        ("2.9.0", "2.27.5", "off", 1),
+        ("2.11.0+cu130", "2.28.9", "strip", 0),
+        ("2.8.0", "2.27.3", "auto", 0),
+        ("2.15.0", "2.29.2", "auto", 0),
+        ("2.13.0+cpu", None, "auto", 0),
+        (None, None, "auto", 0),
+    ],
+)
+def test_advice(torch, nccl, strategy, expected):
+    """Sends that wait for collectives: from 2.9 on, with NCCL, unless device_id is dropped already."""
+    assert len(doctor.advice(torch, nccl, strategy)) == expected
+
+
+@pytest.mark.once
+def test_advice_is_measured():
+    """The factor that the doctor names is the one in docs/performance.json."""
+    results = json.loads((ROOT / "docs" / "performance.json").read_text())
+    measured = results["gpu-p2p, torch 2.11.0"]["ways"]["bound, auto"]["to_base"]
+
+    assert doctor.SENDS_WAIT_TIMES == round(measured["ratio"], 1)
+    assert measured["low"] > 1
 
 
 def test_wrapped_by_somebody_else(monkeypatch):

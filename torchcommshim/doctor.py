@@ -18,13 +18,16 @@ from typing import Any
 import torchcommshim
 from torchcommshim import defects, environment, report, settings
 from torchcommshim.policy import INDEPENDENT, SPLIT_NOW, decide
-from torchcommshim.traits import WRAPPED, Traits, code_of_module, probe
+from torchcommshim.traits import WRAPPED, Traits, code_of_module, probe, release
 
 C10D = "torch.distributed.distributed_c10d"
 _REMEDIES = {
     INDEPENDENT: "independent: the group is made without splitting from the world",
     SPLIT_NOW: "split_now: members split at once, together with the non-members",
 }
+# How long a step of sends beside an all-reduce takes on a bound group, times the same on one that is not: 4
+# ranks on one H200, torch 2.11.0 (docs/performance.md).
+SENDS_WAIT_TIMES = 1.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +70,7 @@ def examine() -> dict[str, Any]:
         },
         "standing_aside": list(traits.missing),
         "defects": [_defect(defect, traits, variables.strategy) for defect in defects.CATALOGUE],
+        "advice": advice(version, _nccl_version(torch), variables.strategy),
         "warnings": list(variables.warnings),
         "failures": report.status()["failures"],
     }
@@ -155,6 +159,20 @@ def _remedy(defect: defects.Defect, traits: Traits, strategy: str) -> str:
     return prefix + _REMEDIES.get(decision.remedy, named)
 
 
+def advice(torch: str | None, nccl: str | None, strategy: str) -> list[str]:
+    """What is slow with these versions and is left as it is, and what the user can set.
+
+    In 2.15 `nccl` means nccl2, of which this is not known.
+    """
+    if torch is None or nccl is None or strategy == "strip" or not (2, 9) <= release(torch) < (2, 15):
+        return []
+    return [
+        "in a world with a device_id, unbatched sends and receives share a communicator with the group's "
+        "collectives and wait for them (https://github.com/pytorch/pytorch/pull/154132): a step of both took "
+        f"{SENDS_WAIT_TIMES} times as long (docs/performance.md). TORCHCOMMSHIM=strip keeps them apart"
+    ]
+
+
 def _problems(findings: dict[str, Any]) -> list[str]:
     """Why the shim is not in place here; empty if it is, or if it is off on purpose."""
     if findings["strategy"]["value"] == "off":
@@ -206,6 +224,8 @@ def as_text(findings: dict[str, Any]) -> str:
                 f"      {entry['upstream']}",
                 f"      {entry['remedy']}",
             ]
+    if findings["advice"]:
+        lines += ["", "Slow on this torch", *(f"  {line}" for line in findings["advice"])]
     problems = findings["problems"]
     lines += ["", "Problems" if problems else "No problems found."] + [f"  {problem}" for problem in problems]
     return "\n".join(lines)

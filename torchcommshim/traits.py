@@ -97,7 +97,7 @@ def probe(code_of: CodeOf, version: str) -> Traits:
         code = code_of(function)
         return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if code else ()
 
-    release = _release(version)
+    numbers = release(version)
     found: dict[str, str] = {}
 
     def by_code(trait: str, value: bool, how: str) -> bool:
@@ -119,8 +119,8 @@ def probe(code_of: CodeOf, version: str) -> Traits:
             "requested_backend" not in arguments("_get_split_source"),
             "_get_split_source is not told the requested backend",
         ),
-        split_tests_size=by_version("split_tests_size", (2, 3) <= release < (2, 6), "2.3 to 2.5"),
-        point_to_point_splits=by_version("point_to_point_splits", (2, 5) <= release < (2, 6), "2.5"),
+        split_tests_size=by_version("split_tests_size", (2, 3) <= numbers < (2, 6), "2.3 to 2.5"),
+        point_to_point_splits=by_version("point_to_point_splits", (2, 5) <= numbers < (2, 6), "2.5"),
         local_names_differ=by_code(
             "local_names_differ",
             bool(hashed & {"pg_names", "group_count"}),
@@ -136,12 +136,12 @@ def probe(code_of: CodeOf, version: str) -> Traits:
             {"isinstance", "int"} <= names("init_process_group"),
             "init_process_group tests for int",
         ),
-        nonblocking_by_default=by_version("nonblocking_by_default", release[:3] == (2, 7, 0), "2.7.0"),
+        nonblocking_by_default=by_version("nonblocking_by_default", numbers[:3] == (2, 7, 0), "2.7.0"),
         connects_without_waiting=by_version(
-            "connects_without_waiting", release[:3] in ((2, 6, 0), (2, 7, 0)), "2.6.0 and 2.7.0"
+            "connects_without_waiting", numbers[:3] in ((2, 6, 0), (2, 7, 0)), "2.6.0 and 2.7.0"
         ),
         barrier_asks_backend=by_version(
-            "barrier_asks_backend", (2, 5) <= release < (2, 7, 1), "2.5.0 to 2.7.0"
+            "barrier_asks_backend", (2, 5) <= numbers < (2, 7, 1), "2.5.0 to 2.7.0"
         ),
         found=found,
     )
@@ -160,7 +160,7 @@ def _reasons_to_stand_aside(code_of: CodeOf) -> Iterator[str]:
         yield "_new_process_group_helper never splits on non-members"
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with; a parser of all that versions may be takes longer to import."""
     numbers = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
