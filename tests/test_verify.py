@@ -30,6 +30,7 @@ from torchcommshim.verify.verdicts import Failure, Sum, Verdict, Wait, judge
 pytestmark = pytest.mark.timeout(900)  # the first test that asks waits for all scenarios
 
 SCENARIO = catalogue.load("overlapping_groups")
+ONE_GROUP = catalogue.load("one_group")
 
 
 def run_verify(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
@@ -439,12 +440,12 @@ class TestCommand:
             "scenario   without         with auto",
             "one_group  hang 20 s       not judged",
         ]
+        assert [line for line in out.splitlines()[4:] if line.startswith("one_group")] == [
+            f"one_group without: hang  ({ONE_GROUP.title}; {ONE_GROUP.upstream})"
+        ]
         found = document["scenarios"][0]
-        assert (document["ok"], found["without"]["verdict"], found["with"]["auto"]["verdict"]) == (
-            False,
-            "hang",
-            "not judged",
-        )
+        assert (found["without"]["verdict"], found["with"]["auto"]["verdict"]) == ("hang", "not judged")
+        assert (document["interrupted"], document["ok"]) == (True, False)
 
 
 class TestBadInput:
@@ -474,17 +475,22 @@ class TestBadInput:
 
         assert (done.returncode, f"port {port} is taken" in done.stderr) == (2, True)
 
-    def test_without_torch(self, installed):
-        """An environment without torch gets one sentence."""
-        done = installed.run("-m", "torchcommshim.verify", check=False)
+    def test_without_torch(self, installed, tmp_path):
+        """An environment without torch gets one sentence, and --output leaves no empty file."""
+        output = tmp_path / "out.json"
+        done = installed.run("-m", "torchcommshim.verify", f"--output={output}", check=False)
 
-        assert done.returncode == 2
+        assert (done.returncode, output.exists()) == (2, False)
         assert "No module named 'torch'" in done.stderr
         assert "Traceback" not in done.stderr
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_interrupted(self, number, tmp_path):
-        """Ctrl-C and SIGTERM end all ranks, even those that hold Python's lock in a split."""
+        """Ctrl-C and SIGTERM end all ranks, even those that hold Python's lock in a split.
+
+        More of them, while that takes its time, change nothing.
+        """
+        output = tmp_path / "out.json"
         pytest.importorskip("torch")
         command = [
             sys.executable,
@@ -493,6 +499,7 @@ class TestBadInput:
             "--simulate",
             "--scenario=gloo_subgroup",
             "--deadline=600",
+            f"--output={output}",
         ]
         verifying = subprocess.Popen(
             command,
@@ -506,7 +513,9 @@ class TestBadInput:
         # Of a run whose port was taken only a second one, in another folder, comes as far as the split.
         folder = folder_of_a_hung_run(tmp_path, verifying)
         began = processes_that_name(folder)
-        verifying.send_signal(number)
+        for _ in range(4):
+            verifying.send_signal(number)
+            time.sleep(0.05)
         _, errors = verifying.communicate()
 
         assert verifying.returncode == 130
@@ -514,6 +523,7 @@ class TestBadInput:
         assert "Traceback" not in errors
         assert len(began) == 5  # torchrun and the ranks
         assert processes_that_name(folder) == []
+        assert json.loads(output.read_text())["interrupted"] is True
 
 
 def folder_of_a_hung_run(parent: Path, verifying: subprocess.Popen[str]) -> Path:

@@ -20,6 +20,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -28,7 +29,7 @@ from torchcommshim.options import positive
 from torchcommshim.verify import catalogue, table
 from torchcommshim.verify.catalogue import Scenario
 from torchcommshim.verify.runner import Machine, NoTorch, Runner, free, look
-from torchcommshim.verify.verdicts import OK, UNJUDGED, Verdict
+from torchcommshim.verify.verdicts import NOT_JUDGED, OK, Verdict
 
 SIMULATED_DEADLINE = 10.0
 REAL_DEADLINE = 60.0
@@ -77,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(chosen: argparse.Namespace) -> int:
     """Run the scenarios and show what came of them; returns the exit code."""
+    with _sigterm_interrupts():
+        return _verify(chosen)
+
+
+def _verify(chosen: argparse.Namespace) -> int:
     results: Results = {}
     interrupted = False
     try:
@@ -87,17 +93,17 @@ def main(chosen: argparse.Namespace) -> int:
         if not chosen.json:
             print(table.first_line(machine, chosen.nproc), flush=True)
         columns = ("off", *strategies)
-        results = {(scenario.name, column): UNJUDGED for scenario in scenarios for column in columns}
+        results = dict.fromkeys(product((each.name for each in scenarios), columns), Verdict(NOT_JUDGED, 0.0))
         _run_all(chosen, machine, scenarios, results)
     except (BadUsage, NoTorch) as error:
         sys.stderr.write(f"torchcommshim verify: {error}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write("torchcommshim verify: interrupted; all processes that it started are gone\n")
-        if all(found is UNJUDGED for found in results.values()):
+        if not results:
             return 130
         interrupted = True
-    document = _document(chosen, machine, scenarios, strategies, results)
+    document = _document(chosen, machine, scenarios, strategies, results, interrupted=interrupted)
     text = json.dumps(document, indent=2) + "\n"
     if chosen.output:
         chosen.output.write_text(text)
@@ -152,7 +158,10 @@ def _check_output(file: Path | None) -> None:
     if file is None:
         return
     try:
+        existed = file.exists()
         file.open("a").close()
+        if not existed:  # an interrupted run would leave it, empty
+            file.unlink()
     except OSError as error:
         raise BadUsage(f"--output {file}: {error.strerror}") from error
 
@@ -174,16 +183,15 @@ def _run_all(
             ports.append(port)
         return f"{name} {'without' if strategy == 'off' else f'with {strategy}'}: {verdict.verdict}"
 
-    with _sigterm_interrupts(), ThreadPoolExecutor(chosen.jobs) as pool:
-        futures = [pool.submit(run, *each) for each in results]
+    with ThreadPoolExecutor(chosen.jobs) as pool:
         try:
+            futures = [pool.submit(run, *each) for each in results]
             _progress(f"0/{len(results)}")
             for number, future in enumerate(as_completed(futures), 1):
                 _progress(f"{number}/{len(results)} {future.result()}")
         except BaseException:
-            for future in futures:
-                future.cancel()
             runner.cancelled.set()
+            pool.shutdown(cancel_futures=True)
             raise
         finally:
             _end_progress()
@@ -191,15 +199,28 @@ def _run_all(
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM, which would leave the ranks behind, act as Ctrl-C does."""
+    """Let SIGTERM, which would leave the ranks behind, act as Ctrl-C does.
+
+    Only the first of either does: what follows, the end of all ranks and their verdicts, takes seconds.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt(*_: object) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:  # as a job in the background ignores Ctrl-C
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _progress(text: str) -> None:
@@ -220,13 +241,17 @@ def _document(
     scenarios: Sequence[Scenario],
     strategies: Sequence[str],
     results: Results,
+    *,
+    interrupted: bool,
 ) -> dict[str, Any]:
     return {
         "torchcommshim": torchcommshim.__version__,
         **asdict(machine),
         "ranks": chosen.nproc,
         "strategies": list(strategies),
-        "ok": all(found.verdict == OK for (_, strategy), found in results.items() if strategy != "off"),
+        "interrupted": interrupted,
+        "ok": not interrupted
+        and all(found.verdict == OK for (_, strategy), found in results.items() if strategy != "off"),
         "scenarios": [
             {
                 "name": scenario.name,

@@ -7,7 +7,7 @@ from typing import Mapping, Sequence, TextIO
 
 from torchcommshim.verify.catalogue import Scenario
 from torchcommshim.verify.runner import Machine
-from torchcommshim.verify.verdicts import OK, UNJUDGED, Verdict
+from torchcommshim.verify.verdicts import NOT_JUDGED, OK, Verdict
 
 GREEN, RED, YELLOW, PLAIN = "\033[32m", "\033[31m", "\033[33m", "\033[0m"
 
@@ -49,7 +49,7 @@ def details(scenarios: Sequence[Scenario], strategies: Sequence[str], results: R
     for scenario in scenarios:
         for strategy in ("off", *strategies):
             found = results[scenario.name, strategy]
-            if found.verdict == OK or found is UNJUDGED:
+            if found.verdict in (OK, NOT_JUDGED):
                 continue
             how = "without" if strategy == "off" else f"with {strategy}"
             lines += ["", f"{scenario.name} {how}: {found.verdict}  ({scenario.title}; {scenario.upstream})"]
@@ -65,7 +65,7 @@ def wants_color(stream: TextIO, environment: Mapping[str, str]) -> bool:
 
 
 def _cell(found: Verdict, strategy: str, *, color: bool) -> str:
-    if found is UNJUDGED:
+    if found.verdict == NOT_JUDGED:
         return found.verdict.ljust(COLUMN)
     text = f"{found.verdict} {found.seconds:.0f} s".ljust(COLUMN)
     if not color:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What became of one run, read from what its ranks left behind.
 
-| verdict | what it means                                                                        |
-| ------- | ------------------------------------------------------------------------------------ |
-| ok      | every rank ended by itself and every sum was right                                   |
-| wrong   | a sum was wrong, whatever else happened: it is the one failure that nobody notices   |
-| hang    | a rank was still at work when the deadline came                                      |
-| error   | a rank raised, or died                                                               |
-
-A run that had not ended when verify was interrupted is `not judged`.
+| verdict    | what it means                                                                     |
+| ---------- | --------------------------------------------------------------------------------- |
+| ok         | every rank ended by itself and every sum was right                                |
+| wrong      | a sum was wrong, whatever else happened: it is the failure that nobody notices    |
+| hang       | a rank was still at work when the deadline came                                   |
+| error      | a rank raised, or died                                                            |
+| not judged | verify was interrupted before the run had ended                                   |
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-OK, WRONG, HANG, ERROR = "ok", "wrong", "hang", "error"
+OK, WRONG, HANG, ERROR, NOT_JUDGED = "ok", "wrong", "hang", "error", "not judged"
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class Verdict:
     """How one run ended.
 
     Attributes:
-        verdict: OK, WRONG, HANG or ERROR; of `UNJUDGED`, `not judged`.
-        seconds: from the launch to the end.
+        verdict: OK, WRONG, HANG, ERROR or NOT_JUDGED.
+        seconds: from the launch to the end; 0 if it was not judged.
         waits: the ranks that were ended, and where each was.
         sums: the wrong sums.
         failures: the exceptions; those that only followed from the end of the run are left out.
@@ -92,8 +91,6 @@ class Verdict:
             found.append(f"{who}: line {line}, {code} -> {inside}" if line else f"{who}: {inside}")
         return found
 
-
-UNJUDGED = Verdict("not judged", 0.0)
 
 WRONG_SUM = re.compile(r"^WRONG group \[([\d, ]+)\]: rank (\d+) got (-?\d+), expected (-?\d+)$", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
