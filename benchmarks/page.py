@@ -70,7 +70,7 @@ the shim; the benchmark fails if one is not.
 POINT_TO_POINT = """\
 A step starts an all-reduce of {gradients} MiB, passes {micro_batches} messages of {activations} KiB down the
 line of ranks with unbatched sends and receives, and waits. On torch 2.9 and later a group that is bound to a
-device has one communicator for both (https://github.com/pytorch/pytorch/pull/154132), so a send waits for the
+device has one communicator for both (https://github.com/pytorch/pytorch/pull/156748), so a send waits for the
 collective before it.
 
 {table}"""
@@ -256,11 +256,16 @@ def _creation(result: Mapping[str, Any]) -> str:
 
 def _ways(result: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     rows = [
-        (way, *(_spread(found[name]) if name in found else "-" for name in columns), _ratio(found["to_base"]))
+        (
+            way,
+            *(_spread(found[name]) if name in found else "-" for name in columns),
+            _ratio(found["to_base"]),
+            found["to_base"]["count"],
+        )
         for way, found in result["ways"].items()
     ]
     ratio = f"{result['of']}, times `{result['base']}`"
-    return _table(("", *columns.values(), ratio), rows) + _failures(result)
+    return _table(("", *columns.values(), ratio, "runs"), rows) + _failures(result)
 
 
 def _failures(result: Mapping[str, Any]) -> str:

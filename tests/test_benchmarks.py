@@ -183,6 +183,19 @@ def test_page_says_what_was_not_run():
 
 
 @pytest.mark.once
+def test_spread():
+    """Quartiles of few values lie among them; failed rounds do not count."""
+    assert sampling.spread([4.0, 1.0, 2.0, math.nan]) == {
+        "median": 2.0,
+        "q1": 1.5,
+        "q3": 3.0,
+        "min": 1.0,
+        "max": 4.0,
+        "count": 3,
+    }
+
+
+@pytest.mark.once
 def test_ratio():
     """A ratio is one of medians, within an interval from resampled rounds; failed rounds do not count."""
     found = sampling.ratio([2.0, 4.0, 6.0, math.nan], [1.0, 2.0, 3.0, 1.0])
