@@ -69,7 +69,7 @@ the shim; the benchmark fails if one is not.
 
 POINT_TO_POINT = """\
 A step starts an all-reduce of {gradients} MiB, passes {micro_batches} messages of {activations} KiB down the
-line of ranks with unbatched sends and receives, and waits. On torch 2.9 and later a group that is bound to a
+line of ranks with unbatched sends and receives, and waits. On torch 2.9 to 2.14 a group that is bound to a
 device has one communicator for both (https://github.com/pytorch/pytorch/pull/156748), so a send waits for the
 collective before it.
 

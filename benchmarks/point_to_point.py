@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipeline steps whose unbatched sends and receives run beside a collective on the same group.
 
-From torch 2.9 on, a group that is bound to a device has one communicator for both, so a send waits for the
+On torch 2.9 to 2.14, a group that is bound to a device has one communicator for both, so a send waits for the
 collective that was started before it (pytorch#156748); otherwise each pair of ranks has one of its own.  A
 step starts an all-reduce, passes micro-batches down the line of ranks while that is under way, and waits for
 it.  Milliseconds a step, the slowest rank's; and each part of it alone, for comparison.

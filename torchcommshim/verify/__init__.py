@@ -181,7 +181,7 @@ def _run_all(
             verdict = results[name, strategy] = runner.run_scenario(by_name[name], strategy, port)
         finally:
             ports.append(port)
-        return f"{name} {'without' if strategy == 'off' else f'with {strategy}'}: {verdict.verdict}"
+        return f"{name} {table.how(strategy)}: {verdict.verdict}"
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
         try:
@@ -191,7 +191,7 @@ def _run_all(
                 _progress(f"{number}/{len(results)} {future.result()}")
         except BaseException:
             runner.cancelled.set()
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # leaving the block waits
             raise
         finally:
             _end_progress()

@@ -29,14 +29,18 @@ def first_line(machine: Machine, ranks: int) -> str:
     )
 
 
+def how(strategy: str) -> str:
+    """A run's strategy in words: `without` the shim, or `with auto`."""
+    return "without" if strategy == "off" else f"with {strategy}"
+
+
 def table(
     scenarios: Sequence[Scenario], strategies: Sequence[str], results: Results, *, color: bool
 ) -> list[str]:
     """The table's lines: a row for each scenario, a column without the shim and one for each strategy."""
     columns = ["off", *strategies]
     width = max(len(scenario.name) for scenario in scenarios) + 2
-    titles = ["without", *(f"with {strategy}" for strategy in strategies)]
-    lines = ["scenario".ljust(width) + "".join(title.ljust(COLUMN) for title in titles)]
+    lines = ["scenario".ljust(width) + "".join(how(strategy).ljust(COLUMN) for strategy in columns)]
     for scenario in scenarios:
         cells = [_cell(results[scenario.name, strategy], strategy, color=color) for strategy in columns]
         lines.append(scenario.name.ljust(width) + "".join(cells))
@@ -51,8 +55,10 @@ def details(scenarios: Sequence[Scenario], strategies: Sequence[str], results: R
             found = results[scenario.name, strategy]
             if found.verdict in (OK, NOT_JUDGED):
                 continue
-            how = "without" if strategy == "off" else f"with {strategy}"
-            lines += ["", f"{scenario.name} {how}: {found.verdict}  ({scenario.title}; {scenario.upstream})"]
+            lines += [
+                "",
+                f"{scenario.name} {how(strategy)}: {found.verdict}  ({scenario.title}; {scenario.upstream})",
+            ]
             lines += [f"  {line}" for line in found.lines()]
     return lines
 
