@@ -21,7 +21,7 @@ import ranks
 from ranks import Condition, Meeting, Series
 from sampling import alternate
 
-from torchcommshim.verify.catalogue import FOLDER
+from torchcommshim.commands.verify.catalogue import FOLDER
 
 RANKS = 8
 LAZY = "without device_id"  # plain lazy initialisation, the shim off

@@ -25,15 +25,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchcommshim.calls import Call
 from torchcommshim.ranges import shortened
-from torchcommshim.report import Report
+from torchcommshim.repair.calls import Call
+from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
-from torchcommshim.traits import Traits
-from torchcommshim.watch import session
-from torchcommshim.watch.observer import Watch
-from torchcommshim.watch.views import Seen, View
-from torchcommshim.watch.wire import Line
+from torchcommshim.tell.report import Report
+from torchcommshim.tell.watch import session
+from torchcommshim.tell.watch.observer import Watch
+from torchcommshim.tell.watch.views import Seen, View
+from torchcommshim.tell.watch.wire import Line
 
 SIZES = (8, 64, 512, 4096)
 CREATIONS = 2000

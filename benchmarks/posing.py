@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 import torchcommshim
-from torchcommshim import patches, report
-from torchcommshim.traits import WRAPPED
+from torchcommshim import patches
+from torchcommshim.repair.traits import WRAPPED
+from torchcommshim.tell import report
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run a function as several ranks, forked from a process that has imported torch once.
 
-Several ranks may share a GPU (see torchcommshim.verify.launch).  Without a GPU, NCCL is simulated: good for
-trying a benchmark out, not for its numbers.  Each run has a deadline; a rank that still runs then shows where
+Several ranks may share a GPU (see torchcommshim.commands.verify.launch).  Without a GPU, NCCL is simulated:
+good for trying a benchmark out, not for its numbers.  Each run has a deadline; a rank that still runs then shows where
 it is and ends, and no process is left.
 """
 
@@ -27,8 +27,8 @@ from typing import Any, Callable
 from sampling import progress, ratio, spread
 
 import torchcommshim
-from torchcommshim.verify.launch import share_gpus
-from torchcommshim.verify.switchboard import switchboard
+from torchcommshim.commands.verify.launch import share_gpus
+from torchcommshim.commands.verify.switchboard import switchboard
 
 _ASK = """
 import json, platform, torch
@@ -206,7 +206,7 @@ def _rank(
         torchcommshim.uninstall()  # whatever has armed the process that this one is forked from
         torchcommshim.install()
         if not gpus:
-            from torchcommshim.verify import simulated
+            from torchcommshim.commands.verify import simulated
 
             simulated.install(address, devices=size)
         meeting = Meeting(folder, rank, size)

@@ -2,7 +2,8 @@
 """Megatron's groups for up to 16,384 ranks: what one rank does to make and connect them, on paper.
 
 Two ways lead to the numbers.  `counted` applies the shim's own policy to each creation and counts what
-follows from torch's rules; a test compares it with the model `torchcommshim.splits`, which plays all ranks.
+follows from torch's rules; a test compares it with the model `torchcommshim.repair.splits`, which plays all
+ranks.
 `played` has a process pose as rank 0 of so many, runs torch's creation code with the shim, and counts what
 torch asks of the backend and of the store.
 
@@ -27,9 +28,9 @@ from typing import Any
 from environments import ROOT, printed_by
 from sampling import progress
 
-from torchcommshim.creations import ALL, COLLECTIVE, Creation
-from torchcommshim.policy import INDEPENDENT, Decision, decide
-from torchcommshim.traits import Traits
+from torchcommshim.repair.creations import ALL, COLLECTIVE, Creation
+from torchcommshim.repair.policy import INDEPENDENT, Decision, decide
+from torchcommshim.repair.traits import Traits
 
 Groups = Sequence[tuple[Sequence[int], str]]
 

@@ -7,8 +7,8 @@
 Every rank runs the code that real ranks run, over a store that counts.  Only time is simulated: a rank comes
 to a creation at some moment of the 10 ms after it was done with the one before, and an operation takes no
 time.  So the counts hold for ranks that come within 10 ms of each other; one that waits longer asks again
-after pauses that double, up to a quarter of a second and more (`torchcommshim/order.py`).  Where ranks are
-many, fewer creations are simulated, and the rest is taken to cost what the second half of them did.
+after pauses that double, up to a quarter of a second and more (`torchcommshim/tell/order.py`).  Where ranks
+are many, fewer creations are simulated, and the rest is taken to cost what the second half of them did.
 
 Counted is what the busiest rank does: writes (`set`, `compare_set`, `add`) + looks (`add` of nothing,
 `check`, `get`).
@@ -22,11 +22,11 @@ import itertools
 import random
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
-from torchcommshim import agreement
-from torchcommshim.calls import Call
-from torchcommshim.creations import COLLECTIVE, LOCAL
-from torchcommshim.order import Board, Comparison
-from torchcommshim.watch import session
+from torchcommshim.repair.calls import Call
+from torchcommshim.repair.creations import COLLECTIVE, LOCAL
+from torchcommshim.tell import agreement
+from torchcommshim.tell.order import Board, Comparison
+from torchcommshim.tell.watch import session
 
 SPREAD_S = 0.01
 GROUP = 8
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--creations", type=int, default=1000, help="creations of each rank (1000)")
     chosen = parser.parse_args()
     programs = (one_list, own_lists, local_groups)
-    # Off, torchcommshim/order.py is not even imported.
+    # Off, torchcommshim/tell/order.py is not even imported.
     columns = [
         "ranks",
         "agreement",

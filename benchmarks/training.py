@@ -24,7 +24,7 @@ from environments import ROOT
 from ranks import machine
 from sampling import alternate, progress, ratio, spread
 
-from torchcommshim.environment import with_shim
+from torchcommshim.commands.environment import with_shim
 
 CALLS = [
     *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "barrier"),

@@ -16,10 +16,10 @@ torch = pytest.importorskip("torch", reason="needs torch")
 import torch.distributed as dist  # noqa: E402
 
 import torchcommshim  # noqa: E402
-from torchcommshim import agreement  # noqa: E402
-from torchcommshim.agreement import AgreementError, confirm, post  # noqa: E402
-from torchcommshim.verify import simulated  # noqa: E402
-from torchcommshim.verify.switchboard import switchboard  # noqa: E402
+from torchcommshim.commands.verify import simulated  # noqa: E402
+from torchcommshim.commands.verify.switchboard import switchboard  # noqa: E402
+from torchcommshim.tell import agreement  # noqa: E402
+from torchcommshim.tell.agreement import AgreementError, confirm, post  # noqa: E402
 
 SAME = {"torchcommshim": "1.0", "strategy": "auto", "traits": "none"}
 OTHER = {**SAME, "strategy": "strip"}

@@ -21,8 +21,8 @@ import sampling
 import scale
 from environments import printed_by
 
-from torchcommshim import splits
-from torchcommshim.traits import code_of_module, probe
+from torchcommshim.repair import splits
+from torchcommshim.repair.traits import code_of_module, probe
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 
@@ -57,7 +57,7 @@ def test_counts_are_the_models(layout, release):
 @needs_torch
 def test_order_is_that_of_the_scenario(monkeypatch):
     """The benchmark's groups for TP 1 and PP 4 are those of the scenario `megatron`, in its order."""
-    from torchcommshim.verify.catalogue import FOLDER
+    from torchcommshim.commands.verify.catalogue import FOLDER
 
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.syspath_prepend(FOLDER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcommshim.calls import Call, observed, site
+from torchcommshim.repair.calls import Call, observed, site
 
 pytestmark = pytest.mark.once
 

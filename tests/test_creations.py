@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcommshim.creations import CallForm, Creation
+from torchcommshim.repair.creations import CallForm, Creation
 
 pytestmark = pytest.mark.once
 

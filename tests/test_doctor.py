@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment, run
 
-from torchcommshim import doctor, environment, traits
-from torchcommshim.cli import main
-from torchcommshim.defects import CATALOGUE
+from torchcommshim.commands import doctor, environment
+from torchcommshim.commands.cli import main
+from torchcommshim.repair import traits
+from torchcommshim.repair.defects import CATALOGUE
 
 
 def ask(*arguments, **variables):
@@ -206,7 +207,7 @@ def test_not_armed():
 _WITHOUT_SITE = """
 import json, os, sys
 sys.path[:] = json.loads(os.environ["SEARCH"])
-from torchcommshim.cli import main
+from torchcommshim.commands.cli import main
 sys.exit(main(["doctor"]))
 """
 

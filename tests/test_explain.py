@@ -23,15 +23,26 @@ from fetch_torch_sources import RELEASES, source
 from test_traits import probe
 
 import torchcommshim
-from torchcommshim import cli
-from torchcommshim.explain import traces
-from torchcommshim.explain.program import AT_ONCE, LATER, WORLD_FIRST
-from torchcommshim.explain.releases import release_of, salt_of, traits_of
-from torchcommshim.splits import CONNECT, COUNTER, ERROR, HANG, NOCOLOR, OK, REGISTERED, SPLIT, USE, WRONG
+from torchcommshim.commands import cli
+from torchcommshim.commands.explain import traces
+from torchcommshim.commands.explain.program import AT_ONCE, LATER, WORLD_FIRST
+from torchcommshim.commands.explain.releases import release_of, salt_of, traits_of
+from torchcommshim.repair.splits import (
+    CONNECT,
+    COUNTER,
+    ERROR,
+    HANG,
+    NOCOLOR,
+    OK,
+    REGISTERED,
+    SPLIT,
+    USE,
+    WRONG,
+)
 
 once = pytest.mark.once
 
-TESTED = str(Path(cli.__file__).resolve().parent.parent)  # the folder of the package under test
+TESTED = str(Path(torchcommshim.__file__).resolve().parent.parent)  # the folder of the package under test
 MEASURED = Path(__file__).with_name("measured.py")
 MEGATRON = ROOT / "torchcommshim" / "verify" / "scenarios" / "megatron.py"
 
@@ -288,7 +299,7 @@ def _run_rank_that_hangs(rank, address, folder):
     import torch
     import torch.distributed as dist
 
-    from torchcommshim.verify import simulated
+    from torchcommshim.commands.verify import simulated
 
     torchcommshim.uninstall()
     os.environ.update(TORCHCOMMSHIM="observe", TORCHCOMMSHIM_HANG_REPORT_S="0")
@@ -305,7 +316,7 @@ def _run_rank_that_hangs(rank, address, folder):
 
 def test_job_that_hangs(tmp_path, needs_torch, explain):
     """M4 on simulated NCCL, killed while it hangs: its trace tells where, and what would have helped."""
-    from torchcommshim.verify.switchboard import switchboard
+    from torchcommshim.commands.verify.switchboard import switchboard
 
     def began(rank):
         files = (tmp_path / "traces").glob(f"rank{rank:05}-*")

@@ -16,8 +16,8 @@ from conftest import clean_environment
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from torchcommshim.environment import with_shim  # noqa: E402
-from torchcommshim.verify import catalogue  # noqa: E402
+from torchcommshim.commands.environment import with_shim  # noqa: E402
+from torchcommshim.commands.verify import catalogue  # noqa: E402
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -83,7 +83,7 @@ def job(
     """Run a script on `RANKS` ranks: torchrun's exit code, and all that was written."""
     left = folder / "left"
     left.mkdir()
-    launch = ["-m", "torchcommshim.verify.launch", str(left), str(deadline), str(script)]
+    launch = ["-m", "torchcommshim.commands.verify.launch", str(left), str(deadline), str(script)]
     options = ["--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *options, *launch],

@@ -12,14 +12,14 @@ from conftest import ARMED_BY, PTH, run
 from fetch_torch_sources import source
 from test_traits import EXPECTED, holding, probe
 
-from torchcommshim import traits
+from torchcommshim.repair import traits
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
 # Prints, for each name that the shim wraps, whether every module that has the name has it wrapped.
 WRAPPED_EVERYWHERE = """
 import json, sys
-from torchcommshim.traits import WRAPPED
+from torchcommshim.repair.traits import WRAPPED
 modules = [vars(module) for name, module in sys.modules.items() if name.startswith("torch.distributed")]
 found = {name: [names[name] for names in modules if name in names] for name in WRAPPED}
 origins = {name: {each.__globals__["__name__"] for each in functions} for name, functions in found.items()}

@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchcommshim
-from torchcommshim import order
-from torchcommshim.calls import Call
-from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
-from torchcommshim.order import OrderCheck, OrderError
-from torchcommshim.report import Report
+from torchcommshim.repair.calls import Call
+from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
+from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
-from torchcommshim.traits import Traits
+from torchcommshim.tell import order
+from torchcommshim.tell.order import OrderCheck, OrderError
+from torchcommshim.tell.report import Report
 
 once = pytest.mark.once  # needs no torch
 
@@ -845,5 +845,5 @@ def test_nothing_is_written_with_the_check_off(tmp_path, check, expected):
     codes, _ = job(_same, tmp_path, environments=dict.fromkeys(range(3), environment))
 
     assert codes == [0, 0, 0]
-    assert (tmp_path / "store").read_bytes().count(b"torchcommshim/order/token") == expected
+    assert (tmp_path / "store").read_bytes().count(b"torchcommshim/tell/order/token") == expected
     assert (b"torchcommshim" in (tmp_path / "store").read_bytes()) == bool(expected)

@@ -98,11 +98,11 @@ def test_version(archive, installed):
 
 
 def test_console_script(archive):
-    """`torchcommshim` on the command line is `torchcommshim.cli:main`."""
+    """`torchcommshim` on the command line is `torchcommshim.commands.cli:main`."""
     scripts = configparser.ConfigParser()
     scripts.read_string(dist_info(archive, "entry_points.txt"))
 
-    assert dict(scripts["console_scripts"]) == {"torchcommshim": "torchcommshim.cli:main"}
+    assert dict(scripts["console_scripts"]) == {"torchcommshim": "torchcommshim.commands.cli:main"}
 
 
 def test_all_is_complete_sorted_and_importable():

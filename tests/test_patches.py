@@ -20,9 +20,10 @@ import torch.distributed as dist  # noqa: E402
 from recorder import DEVICE, Recorder, events, on_create, world  # noqa: E402
 
 import torchcommshim  # noqa: E402
-from torchcommshim import patches, report  # noqa: E402
-from torchcommshim import shim as acting  # noqa: E402
-from torchcommshim.traits import WRAPPED  # noqa: E402
+from torchcommshim import patches  # noqa: E402
+from torchcommshim.repair import shim as acting  # noqa: E402
+from torchcommshim.repair.traits import WRAPPED  # noqa: E402
+from torchcommshim.tell import report  # noqa: E402
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
 LATE = torch.__version__.startswith("2.4.")  # members split late, non-members at once

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchcommshim.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, Creation
-from torchcommshim.defects import CATALOGUE, striking
-from torchcommshim.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, decide
-from torchcommshim.traits import Traits
+from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, Creation
+from torchcommshim.repair.defects import CATALOGUE, striking
+from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, decide
+from torchcommshim.repair.traits import Traits
 
 pytestmark = pytest.mark.once
 

@@ -15,9 +15,9 @@ from conftest import run as run_command
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from torchcommshim import policy, splits
-from torchcommshim.creations import COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
-from torchcommshim.splits import (
+from torchcommshim.repair import policy, splits
+from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
+from torchcommshim.repair.splits import (
     CONNECT,
     COUNTER,
     ERROR,
@@ -36,7 +36,7 @@ from torchcommshim.splits import (
     World,
     run,
 )
-from torchcommshim.traits import Traits
+from torchcommshim.repair.traits import Traits
 
 pytestmark = pytest.mark.once
 
@@ -667,7 +667,7 @@ def test_partitions_of_the_world(divisions):
 
 def test_imports_neither_torch_nor_wrapt():
     """A trace can be explained where there is no torch."""
-    code = "import sys, torchcommshim.splits; print({'torch', 'wrapt'} & set(sys.modules))"
+    code = "import sys, torchcommshim.repair.splits; print({'torch', 'wrapt'} & set(sys.modules))"
 
     assert run_command(sys.executable, "-c", code).stdout == "set()\n"
 

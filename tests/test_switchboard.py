@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcommshim.verify.switchboard import Exchange, Join, Matcher, Seat, Split
+from torchcommshim.commands.verify.switchboard import Exchange, Join, Matcher, Seat, Split
 
 pytestmark = pytest.mark.once
 

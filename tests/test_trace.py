@@ -15,7 +15,7 @@ import tracing
 from tracing import call
 
 import torchcommshim
-from torchcommshim import trace as trace_module
+from torchcommshim.tell import trace as trace_module
 
 
 def lines(folder):

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 from fetch_torch_sources import RELEASES, newest, source
 
-from torchcommshim import traits
+from torchcommshim.repair import traits
 
 pytestmark = pytest.mark.once
 

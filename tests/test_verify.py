@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 from conftest import clean_environment
 
-from torchcommshim import verify
-from torchcommshim.verify import catalogue, table
-from torchcommshim.verify.launch import share_gpus
-from torchcommshim.verify.runner import Machine, Runner
-from torchcommshim.verify.verdicts import Failure, Sum, Verdict, Wait, judge
+from torchcommshim.commands import verify
+from torchcommshim.commands.verify import catalogue, table
+from torchcommshim.commands.verify.launch import share_gpus
+from torchcommshim.commands.verify.runner import Machine, Runner
+from torchcommshim.commands.verify.verdicts import Failure, Sum, Verdict, Wait, judge
 
 pytestmark = pytest.mark.timeout(900)  # the first test that asks waits for all scenarios
 
@@ -34,7 +34,7 @@ ONE_GROUP = catalogue.load("one_group")
 
 
 def run_verify(*arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torchcommshim.verify", *arguments]
+    command = [sys.executable, "-m", "torchcommshim.commands.verify", *arguments]
     return subprocess.run(
         command, env=clean_environment(**changes), capture_output=True, text=True, check=False
     )
@@ -478,7 +478,7 @@ class TestBadInput:
     def test_without_torch(self, installed, tmp_path):
         """An environment without torch gets one sentence, and --output leaves no empty file."""
         output = tmp_path / "out.json"
-        done = installed.run("-m", "torchcommshim.verify", f"--output={output}", check=False)
+        done = installed.run("-m", "torchcommshim.commands.verify", f"--output={output}", check=False)
 
         assert (done.returncode, output.exists()) == (2, False)
         assert "No module named 'torch'" in done.stderr
@@ -495,7 +495,7 @@ class TestBadInput:
         command = [
             sys.executable,
             "-m",
-            "torchcommshim.verify",
+            "torchcommshim.commands.verify",
             "--simulate",
             "--scenario=gloo_subgroup",
             "--deadline=600",

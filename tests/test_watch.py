@@ -20,17 +20,17 @@ from types import SimpleNamespace
 import pytest
 
 import torchcommshim
-from torchcommshim.calls import Call
 from torchcommshim.ranges import shortened
-from torchcommshim.report import Report
+from torchcommshim.repair.calls import Call
+from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
-from torchcommshim.traits import Traits
-from torchcommshim.watch import session, stacks
-from torchcommshim.watch.diagnosis import Job, report
-from torchcommshim.watch.observer import Watch
-from torchcommshim.watch.record import Reader, Record, Struck
-from torchcommshim.watch.session import Session
-from torchcommshim.watch.views import EXITED, GONE, End, Seen, View
+from torchcommshim.tell.report import Report
+from torchcommshim.tell.watch import session, stacks
+from torchcommshim.tell.watch.diagnosis import Job, report
+from torchcommshim.tell.watch.observer import Watch
+from torchcommshim.tell.watch.record import Reader, Record, Struck
+from torchcommshim.tell.watch.session import Session
+from torchcommshim.tell.watch.views import EXITED, GONE, End, Seen, View
 
 pytestmark = [
     pytest.mark.once,

@@ -16,10 +16,11 @@ torch = pytest.importorskip("torch", reason="needs torch")
 import torch.distributed as dist  # noqa: E402
 
 import torchcommshim  # noqa: E402
-from torchcommshim import patches, report  # noqa: E402
-from torchcommshim.verify import simulated  # noqa: E402
-from torchcommshim.verify.switchboard import switchboard  # noqa: E402
-from torchcommshim.watch.session import _find_hub  # noqa: E402
+from torchcommshim import patches  # noqa: E402
+from torchcommshim.commands.verify import simulated  # noqa: E402
+from torchcommshim.commands.verify.switchboard import switchboard  # noqa: E402
+from torchcommshim.tell import report  # noqa: E402
+from torchcommshim.tell.watch.session import _find_hub  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the hang report works on Linux only")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from torchcommshim.calls import Call
-from torchcommshim.creations import ALL, COLLECTIVE
-from torchcommshim.explain.releases import traits_of
-from torchcommshim.report import Report
+from torchcommshim.commands.explain.releases import traits_of
+from torchcommshim.repair.calls import Call
+from torchcommshim.repair.creations import ALL, COLLECTIVE
 from torchcommshim.settings import Settings
-from torchcommshim.trace import Trace
+from torchcommshim.tell.report import Report
+from torchcommshim.tell.trace import Trace
 
 
 def state(bound=True, splits=ALL, backend="nccl"):

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from conftest import clean_environment
 
-from torchcommshim.verify import catalogue
-from torchcommshim.verify.runner import Runner
-from torchcommshim.verify.verdicts import Verdict
+from torchcommshim.commands.verify import catalogue
+from torchcommshim.commands.verify.runner import Runner
+from torchcommshim.commands.verify.verdicts import Verdict
 
 RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 LATE = RELEASE < (2, 5)  # members of an NCCL group split on first use
@@ -36,7 +36,7 @@ rank, size = start()
 @cache
 def document() -> dict[str, Any]:
     """The JSON document of all scenarios without the shim and with `auto`."""
-    command = [sys.executable, "-m", "torchcommshim.verify", "--simulate", "--json", "--jobs=2"]
+    command = [sys.executable, "-m", "torchcommshim.commands.verify", "--simulate", "--json", "--jobs=2"]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)

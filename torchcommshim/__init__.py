@@ -57,7 +57,7 @@ def status() -> "dict[str, object]":
     None), `patched` (wrapped names), `traits`, `standing_aside` (reasons), `repairs` (count by defect),
     `failures` (what went wrong inside the shim).
     """
-    from torchcommshim import report
+    from torchcommshim.tell import report
 
     return report.status()
 

@@ -3,7 +3,7 @@
 
 import sys
 
-from torchcommshim.cli import main
+from torchcommshim.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

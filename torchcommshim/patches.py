@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Callable
 import wrapt
 
 import torchcommshim
-from torchcommshim import report, settings
-from torchcommshim.traits import WRAPPED, code_of_module, probe
+from torchcommshim import settings
+from torchcommshim.repair.traits import WRAPPED, code_of_module, probe
+from torchcommshim.tell import report
 
 if TYPE_CHECKING:
-    from torchcommshim.calls import Observer
-    from torchcommshim.creations import Args, Kwargs, Original
-    from torchcommshim.torch_state import TorchState
+    from torchcommshim.repair.calls import Observer
+    from torchcommshim.repair.creations import Args, Kwargs, Original
+    from torchcommshim.repair.torch_state import TorchState
 
 TARGET = "torch.distributed.distributed_c10d"
 
@@ -61,8 +62,8 @@ class Actions(dict[str, Action]):
 
     def _make(self) -> dict[str, Action]:
         try:
-            from torchcommshim.shim import Shim
-            from torchcommshim.torch_state import TorchState
+            from torchcommshim.repair.shim import Shim
+            from torchcommshim.repair.torch_state import TorchState
 
             state = TorchState(self._c10d)
             observers = _observers(self._report, state)
@@ -94,7 +95,7 @@ def _observers(current: report.Report, state: TorchState) -> list[Observer]:
     for asked, module, name in wanted:
         if asked:  # imported only then: most jobs trace nothing
             try:
-                observers.append(getattr(import_module(f"torchcommshim.{module}"), name)(current, state))
+                observers.append(getattr(import_module(f"torchcommshim.tell.{module}"), name)(current, state))
             except Exception as error:  # repairs go on without it
                 current.failed(module, error)
     return observers

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person types: `torchcommshim doctor`, `verify`, `explain`, `run`, `path`."""

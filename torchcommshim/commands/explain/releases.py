@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The traits of torch's releases, for explaining a trace as if it were of another one.
+
+A build that runs is probed (`traits.py`); this table is for builds that are not here.  A test compares each
+row with what the probes find in that release's sources.
+"""
+
+from __future__ import annotations
+
+from torchcommshim.repair.splits import COUNTER, REGISTERED
+from torchcommshim.repair.traits import Traits
+
+OLDEST, NEWEST = (2, 3), (2, 15)
+
+_V2_3 = Traits(members_split_late=True, split_ignores_backend=True, split_tests_size=True)
+_V2_5 = Traits(
+    split_ignores_backend=True, split_tests_size=True, point_to_point_splits=True, barrier_asks_backend=True
+)
+_V2_6 = Traits(
+    split_ignores_backend=True,
+    local_names_differ=True,
+    device_picks_backend=True,
+    connects_without_waiting=True,
+    barrier_asks_backend=True,
+)
+_V2_7_0 = Traits(
+    split_ignores_backend=True,
+    local_names_differ=True,
+    device_picks_backend=True,
+    nonblocking_by_default=True,
+    connects_without_waiting=True,
+    barrier_asks_backend=True,
+)
+_V2_7_1 = Traits(split_ignores_backend=True, local_names_differ=True, device_picks_backend=True)
+_V2_8 = Traits(
+    split_ignores_backend=True, local_names_differ=True, device_picks_backend=True, accepts_int_device=True
+)
+_V2_15 = Traits(local_names_differ=True, device_picks_backend=True, accepts_int_device=True)
+
+# Each from the release named on; newest first.
+_SINCE = (
+    ((2, 15), _V2_15),
+    ((2, 8), _V2_8),
+    ((2, 7, 1), _V2_7_1),
+    ((2, 7), _V2_7_0),
+    ((2, 6), _V2_6),
+    ((2, 5), _V2_5),
+    ((2, 3), _V2_3),
+)
+
+
+def traits_of(version: str) -> Traits:
+    """The traits of a release such as `2.4.1`, from 2.3.0 to 2.15.
+
+    Raises:
+        ValueError: the version is none, or outside that range.
+    """
+    release = release_of(version)
+    if not OLDEST <= release[:2] <= NEWEST:
+        raise ValueError(f"torch {version} is not known here: only 2.3.0 to 2.15 are")
+    return next(traits for since, traits in _SINCE if release >= since)
+
+
+def salt_of(version: str) -> str:
+    """What local-synchronization names are salted with, from 2.6 on: a registry's size, 2.14 on a counter."""
+    return REGISTERED if release_of(version) < (2, 14) else COUNTER
+
+
+def release_of(version: str) -> tuple[int, ...]:
+    """The numbers of a version: `2.4.1+cu121` is `(2, 4, 1)`.
+
+    Raises:
+        ValueError: it is no version.
+    """
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version).release
+    except InvalidVersion:
+        raise ValueError(f"{version!r} is no version of torch") from None

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue: each known way in which a creation goes wrong.
+
+NCCL's rule behind most of them: when a communicator is split, every rank of the parent makes the call
+(NCCL user guide, "Creating new communicators").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Callable
+
+from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, Creation
+from torchcommshim.repair.traits import Traits
+
+PYTORCH = "https://github.com/pytorch/pytorch/issues/"
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A known way in which a creation goes wrong.
+
+    Attributes:
+        name: a short name, used in log lines and reports.
+        title: one sentence for people.
+        upstream: where it is reported.
+        present: does a build with these traits have it?
+        strikes: would it break this creation, on a build where it is present?
+        example: a creation that it breaks; None for the defect that concerns the world.
+        splits: it concerns the split from the world; its remedy is to make the group without one.
+    """
+
+    name: str
+    title: str
+    upstream: str
+    present: Callable[[Traits], bool]
+    strikes: Callable[[Creation, Traits], bool]
+    example: Creation | None = None
+    splits: bool = True
+
+
+def _has_split_source(creation: Creation, traits: Traits) -> bool:
+    """Members would be handed the world to split from."""
+    asked = creation.bound or (traits.split_tests_size and creation.spans_world)
+    return asked and creation.world_splits != NOBODY
+
+
+_NCCL = Creation(
+    kind=COLLECTIVE,
+    ranks=(0, 1),
+    backend="nccl",
+    world_size=4,
+    bound=True,
+    device_backend="nccl",
+    world_device_backend="nccl",
+    world_splits=ALL,
+)
+
+LATE_MEMBERS = Defect(
+    name="late-members",
+    title="non-members split the world at once, members only on first use",
+    upstream=PYTORCH + "134314",
+    present=lambda traits: traits.members_split_late,
+    strikes=lambda creation, traits: creation.splits_by_color,
+    example=_NCCL,
+)
+
+OTHER_BACKEND = Defect(
+    name="other-backend",
+    title="non-members split the world for a group whose backend never splits (gloo)",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: traits.split_ignores_backend,
+    strikes=lambda creation, traits: (
+        creation.kind == COLLECTIVE
+        and creation.bound
+        and creation.world_splits == ALL
+        and not creation.same_backend
+    ),
+    example=replace(_NCCL, backend="gloo", device_backend="gloo"),
+)
+
+# From 2.5 on, where members split at creation, a group is handed the world's device, and gloo says that it
+# can be split.
+NO_DEVICE_BACKEND = Defect(
+    name="no-device-backend",
+    title="a group without a backend for the world's device (cpu:gloo) is bound to it and raises",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: not traits.members_split_late,
+    strikes=lambda creation, traits: (
+        creation.kind in (COLLECTIVE, LOCAL) and creation.bound and creation.device_backend is None
+    ),
+    example=replace(_NCCL, backend="cpu:gloo", device_backend=None),
+)
+
+WORLD_CANNOT_SPLIT = Defect(
+    name="world-cannot-split",
+    title="non-members try to split a world whose backend has no split for them (gloo bound to a device)",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: not traits.members_split_late,
+    strikes=lambda creation, traits: (
+        creation.kind == COLLECTIVE and creation.bound and creation.world_splits == MEMBERS
+    ),
+    example=replace(
+        _NCCL, backend="gloo", device_backend="gloo", world_device_backend="gloo", world_splits=MEMBERS
+    ),
+)
+
+LOCAL_SPLIT = Defect(
+    name="local-split",
+    title="members of a use_local_synchronization group split the world without its other ranks",
+    upstream=PYTORCH + "129965",
+    present=lambda traits: True,
+    strikes=lambda creation, traits: creation.kind == LOCAL and _has_split_source(creation, traits),
+    example=replace(_NCCL, kind=LOCAL),
+)
+
+LOCAL_NAMES = Defect(
+    name="local-names",
+    title="ranks give one use_local_synchronization group different names and wait for each other",
+    upstream=PYTORCH + "173608",
+    present=lambda traits: traits.local_names_differ,
+    strikes=lambda creation, traits: creation.kind == LOCAL,
+    example=Creation(kind=LOCAL, ranks=(0, 1), backend="gloo", world_size=4),
+    splits=False,
+)
+
+DIRECT_HELPER = Defect(
+    name="direct-helper",
+    title="a direct call of _new_process_group_helper splits the world on some of its ranks",
+    upstream="https://github.com/NVIDIA-NeMo/RL/pull/3189",
+    present=lambda traits: True,
+    strikes=lambda creation, traits: creation.kind == DIRECT and _has_split_source(creation, traits),
+    example=replace(_NCCL, kind=DIRECT, ranks=()),
+)
+
+WHOLE_WORLD = Defect(
+    name="whole-world",
+    title="a group as large as the world is split from it whether or not the world has connected",
+    upstream=PYTORCH + "138781",
+    present=lambda traits: traits.split_tests_size,
+    strikes=lambda creation, traits: (
+        creation.kind == COLLECTIVE
+        and creation.spans_world
+        and creation.same_backend
+        and creation.world_splits != NOBODY
+    ),
+    example=replace(_NCCL, ranks=(0, 1, 2, 3), bound=False),
+)
+
+POINT_TO_POINT = Defect(
+    name="point-to-point",
+    title="the first unbatched send or receive on a split group splits the world on two ranks only",
+    upstream=PYTORCH + "139013",
+    present=lambda traits: traits.point_to_point_splits,
+    strikes=lambda creation, traits: creation.splits_by_color,
+    example=_NCCL,
+)
+
+NONBLOCKING = Defect(
+    name="nonblocking",
+    title="NCCL's non-blocking mode, on by default for a bound world, hangs at random",
+    upstream=PYTORCH + "153960",
+    present=lambda traits: traits.nonblocking_by_default,
+    strikes=lambda creation, traits: False,  # concerns the world: worlds.py sets the switch before it exists
+    splits=False,
+)
+
+CATALOGUE = (
+    LATE_MEMBERS,
+    OTHER_BACKEND,
+    NO_DEVICE_BACKEND,
+    WORLD_CANNOT_SPLIT,
+    LOCAL_SPLIT,
+    LOCAL_NAMES,
+    DIRECT_HELPER,
+    WHOLE_WORLD,
+    POINT_TO_POINT,
+    NONBLOCKING,
+)
+
+
+def striking(creation: Creation, traits: Traits) -> tuple[Defect, ...]:
+    """The defects that would break `creation` on a build with `traits`, in catalogue order."""
+    return tuple(
+        defect for defect in CATALOGUE if defect.present(traits) and defect.strikes(creation, traits)
+    )

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done about one creation: a pure function of what is equal on every rank that takes part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchcommshim.repair.creations import COLLECTIVE, Creation
+from torchcommshim.repair.defects import LOCAL_NAMES, Defect, striking
+from torchcommshim.repair.traits import Traits
+
+# Remedies.
+NONE = "none"
+INDEPENDENT = "independent"  # made without splitting from the world
+SPLIT_NOW = "split_now"  # members split inside the helper, together with the non-members
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done about one creation.
+
+    Attributes:
+        remedy: NONE, INDEPENDENT or SPLIT_NOW.
+        unbind: the helper is not handed the world's device (`device_id`).
+        rename: the group gets a name made from its ranks, the same on all of them.
+        defects: why; empty if nothing is done.
+    """
+
+    remedy: str = NONE
+    unbind: bool = False
+    rename: bool = False
+    defects: tuple[Defect, ...] = ()
+
+
+NOTHING = Decision()
+
+
+def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
+    """Decide what is done about `creation`.
+
+    Args:
+        creation: the creation.
+        traits: of the torch build.
+        strategy: one of `settings.STRATEGIES` but `off`.  `observe` decides as `auto` does; not
+            acting on it is the caller's part.
+    """
+    defects = striking(creation, traits)
+    if creation.stripped and creation.kind == COLLECTIVE:
+        # Where a bound world would have split by colour, ranks may each name only their own group.
+        remedy = INDEPENDENT
+    elif not any(defect.splits for defect in defects):
+        remedy = NONE
+    elif strategy == "split" and creation.splits_by_color:
+        remedy = SPLIT_NOW
+    else:
+        remedy = INDEPENDENT
+    return Decision(
+        remedy=remedy,
+        unbind=remedy == INDEPENDENT and creation.bound and creation.device_backend is None,
+        rename=LOCAL_NAMES in defects,
+        defects=defects,
+    )

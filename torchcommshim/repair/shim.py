@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the wrappers around torch.distributed's group creation do.
+
+| wrapped                            | what the wrapper does                                               |
+| ---------------------------------- | ------------------------------------------------------------------- |
+| `init_process_group`               | marks the world's creation, strips it if asked, confirms agreement  |
+| `new_group`, `_new_group_with_tag` | mark a creation, and whether it is by local synchronization         |
+| `_process_group_name`              | names a local-synchronization group alike on all its ranks          |
+| `_new_process_group_helper`        | describes the creation, decides, and acts on the arguments          |
+| `_get_split_source`                | answers None while an independent creation is made                  |
+
+Collectives are not wrapped.  Each wrapper's own part is guarded: an error in it is one line on stderr,
+and the original function is called as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from weakref import WeakKeyDictionary
+
+from torchcommshim.ranges import bracketed
+from torchcommshim.repair.calls import Call, Observer, observed, site
+from torchcommshim.repair.creations import (
+    COLLECTIVE,
+    DIRECT,
+    LOCAL,
+    WORLD,
+    Args,
+    CallForm,
+    Creation,
+    Kwargs,
+    Original,
+)
+from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
+from torchcommshim.repair.torch_state import TorchState
+from torchcommshim.repair.worlds import World, Worlds
+from torchcommshim.tell.agreement import PREFIX
+from torchcommshim.tell.report import Report
+
+T = TypeVar("T")
+
+_DONE = {
+    INDEPENDENT: "made without splitting the world's communicator",
+    SPLIT_NOW: "split on its members at once, together with the other ranks",
+}
+
+
+class Mark(NamedTuple):
+    """The next call of the helper belongs to this creation; `site` as in `Call`."""
+
+    kind: str
+    site: str
+    world: World | None = None
+
+
+@dataclass
+class Plan:
+    """What is done about one call of the helper.
+
+    Attributes:
+        creation: one of the same sort, whose ranks may be others.
+        ranks: of this one.
+        decision: what is done.
+        args, kwargs: the call that is made.
+        speaks: it is for this rank to say so.
+        counted: it has been counted as a repair.
+    """
+
+    creation: Creation
+    ranks: tuple[int, ...]
+    decision: Decision
+    args: Args
+    kwargs: Kwargs
+    speaks: bool
+    counted: bool = False
+
+
+class _UnderWay(threading.local):
+    """The innermost creation under way in this thread: a mark until its call of the helper, then the plan.
+
+    Creations nest, since a backend's creator may make groups, and threads make groups at the same time.
+    """
+
+    frame: Mark | Plan | None = None
+
+
+_under_way = _UnderWay()
+
+
+def _within(frame: Mark | Plan | None, function: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
+    """Call `function` with `frame` as the innermost creation under way."""
+    before, _under_way.frame = _under_way.frame, frame
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _under_way.frame = before
+
+
+@dataclass
+class Memory:
+    """What is known of a world as long as it lives; asking torch each time would cost more than the rest.
+
+    Attributes:
+        rank, size: of this process in the world, and of the world.
+        store: the world's.
+        shared: there are other processes; not so in a dry run.
+        stripped: the shim dropped its device_id.
+        local_creations: how often exactly these ranks have made a local-synchronization group.
+        numbers: of the creations on this rank; the world's own is 0.
+        decided: the first creation of each sort, and what is done about all of it; None for nothing.
+    """
+
+    rank: int
+    size: int
+    store: Any
+    shared: bool
+    stripped: bool = False
+    local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    decided: dict[tuple[object, ...], tuple[Creation, Decision] | None] = field(default_factory=dict)
+
+
+# By world, not by process: ranks may be threads (torch's MultiThreadedTestCase), and a shim that is removed
+# and installed again finds the same groups.
+_memories: WeakKeyDictionary[Any, Memory] = WeakKeyDictionary()
+
+
+class Shim:
+    """What the wrappers do, and their common state, for one loaded `torch.distributed.distributed_c10d`."""
+
+    def __init__(
+        self,
+        state: TorchState,
+        originals: Mapping[str, Original],
+        current: Report,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.state = state
+        self.forms = {name: CallForm(function) for name, function in originals.items()}
+        self.helper = self.forms["_new_process_group_helper"]
+        self.report = current
+        self.traits = current.traits
+        self.strategy, self.acts = current.settings.strategy, current.settings.acts
+        self.observers = observers
+        self.worlds = Worlds(state, self.forms, current)
+
+    def actions(self) -> dict[str, Callable[[Original, Args, Kwargs], Any]]:
+        """What is done in place of each function: `(original, args, kwargs)`."""
+        return {
+            "init_process_group": self._init_process_group,
+            "new_group": partial(self._mark_group, self.forms["new_group"]),
+            "_new_group_with_tag": partial(self._mark_group, self.forms["_new_group_with_tag"]),
+            "_process_group_name": self._name_group,
+            "_new_process_group_helper": self._help,
+            "_get_split_source": self._get_split_source,
+        }
+
+    def _init_process_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        world = self._guarded(self.worlds.plan, args, kwargs) or World(args, kwargs)
+        result = _within(Mark(WORLD, self._site(), world), original, world.args, world.kwargs)
+        if world.stripped:
+            self._guarded(self._note_stripped)
+            self._guarded(self.worlds.keep_device, world)
+        if world.post is not None:
+            self.worlds.confirm(world, world.post)
+        return result
+
+    def _mark_group(self, form: CallForm, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        """Both functions are marked: functional collectives call the inner one, vendors replace it."""
+        mark = _under_way.frame
+        if isinstance(mark, Mark) and mark.world is None:
+            return original(*args, **kwargs)
+        local = form.get(args, kwargs, "use_local_synchronization")
+        return _within(Mark(LOCAL if local else COLLECTIVE, self._site()), original, args, kwargs)
+
+    def _name_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        mark = _under_way.frame
+        local = isinstance(mark, Mark) and mark.kind == LOCAL
+        if local and self.acts and self.traits.local_names_differ and not self.state.uses_torchcomms():
+            name = self._guarded(self._local_name, args, kwargs)
+            if name is not None:
+                return name
+        return original(*args, **kwargs)
+
+    def _help(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        mark = _under_way.frame
+        if isinstance(mark, Mark):
+            _under_way.frame = None  # a mark is for one call of the helper
+        else:
+            mark = Mark(DIRECT, self._site())
+        if mark.world is not None:
+            return self._make_world(mark.world, mark.site, original, args, kwargs)
+        described = self._guarded(self._describe, mark, args, kwargs)
+        if described is None:
+            return _within(None, original, args, kwargs)
+        call, memory = described
+        plan = self._guarded(self._plan, call, memory, args, kwargs)
+        if plan is not None:
+            args, kwargs = plan.args, plan.kwargs
+        told = (self.observers, call, memory.store, original, args, kwargs)
+        result = _within(plan, observed, told, {})
+        if plan is not None and self.acts and plan.decision.remedy == SPLIT_NOW:
+            self._guarded(self._forget_split_source, result)
+        return result
+
+    def _make_world(self, world: World, site: str, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        self._guarded(self.worlds.begin, world, args, kwargs)
+        described = self._guarded(self._describe_world, site, args, kwargs) if self.observers else None
+        if described is None:
+            return original(*args, **kwargs)
+        return observed(self.observers, *described, original, args, kwargs)
+
+    def _get_split_source(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        source, plan = original(*args, **kwargs), _under_way.frame
+        if source is None or not isinstance(plan, Plan) or plan.decision.remedy == NONE:
+            return source
+        if plan.decision.defects:  # groups of a stripped world are kept apart, which is no repair
+            self._guarded(self._count, plan)
+        return None if self.acts and plan.decision.remedy == INDEPENDENT else source
+
+    def _site(self) -> str:
+        """Found where a creation is marked: from the helper on, many more frames are between."""
+        found = self._guarded(site) if self.observers else None
+        return found or ""
+
+    def _note_stripped(self) -> None:
+        self._memory(self.state.world).stripped = True
+
+    def _memory(self, world: Any) -> Memory:
+        memory = _memories.get(world)
+        if memory is None:
+            shared = self.worlds.is_shared(self.state.world_backend)
+            fresh = Memory(world.rank(), world.size(), self.state.store, shared)
+            memory = _memories.setdefault(world, fresh)
+        return memory
+
+    def _describe_world(self, site: str, args: Args, kwargs: Kwargs) -> tuple[Call, Any] | None:
+        """The world's own creation, and the store that it is made over."""
+        if self.state.uses_torchcomms():
+            return None
+        get = partial(self.helper.get, args, kwargs)
+        backend, size = str(get("backend")).lower(), get("group_size")
+        shared = self.worlds.is_shared(backend)
+        name, rank = str(get("group_name")), get("group_rank")
+        return Call(0, WORLD, tuple(range(size)), backend, name, rank, size, shared, site), get("store")
+
+    def _describe(self, mark: Mark, args: Args, kwargs: Kwargs) -> tuple[Call, Memory] | None:
+        """The creation that this call of the helper is, and what is known of its world."""
+        world = self.state.world
+        if world is None or self.state.uses_torchcomms():
+            return None
+        get, memory = self.helper.get, self._memory(world)
+        number, ranks = next(memory.numbers), _ranks(get(args, kwargs, "global_ranks_in_group"))
+        backend, name = str(get(args, kwargs, "backend")).lower(), str(get(args, kwargs, "group_name"))
+        rank, size, shared = memory.rank, memory.size, memory.shared
+        call = Call(number, mark.kind, ranks, backend, name, rank, size, shared, mark.site)
+        return call, memory
+
+    def _plan(self, call: Call, memory: Memory, args: Args, kwargs: Kwargs) -> Plan | None:
+        device = self.state.world.bound_device_id
+        if call.kind != LOCAL and device is None and not self.traits.split_tests_size and not memory.stripped:
+            return None  # whatever the backends are, which may be of a kind that answers no questions
+        # Of its ranks, a decision depends on their number alone; a test holds the policy to that.
+        sort = (call.kind, call.backend, device, memory.stripped, len(call.ranks), self.strategy)
+        if sort not in memory.decided:
+            memory.decided[sort] = self._decide(call, memory)
+        decided = memory.decided[sort]
+        if decided is None:
+            return None
+        speaks = self._speaks(call, self.helper.get(args, kwargs, "group_rank"))
+        creation, decision = decided
+        plan = Plan(creation, call.ranks, decision, args, kwargs, speaks)
+        if decision.rename or decision.unbind:
+            self._count(plan)
+        if self.acts:
+            plan.args, plan.kwargs = self.helper.replace(args, kwargs, **self._changes(plan))
+        return plan
+
+    def _decide(self, call: Call, memory: Memory) -> tuple[Creation, Decision] | None:
+        creation = self.state.describe(call.kind, call.ranks, call.backend, stripped=memory.stripped)
+        decision = decide(creation, self.traits, self.strategy)
+        return None if decision == NOTHING else (creation, decision)
+
+    def _changes(self, plan: Plan) -> dict[str, Any]:
+        """The helper's arguments that the decision replaces."""
+        changes: dict[str, Any] = {}
+        if plan.decision.remedy == SPLIT_NOW:
+            changes["device_id"] = self.state.world.bound_device_id
+        if plan.decision.unbind:
+            changes["device_id"] = None
+        if plan.decision.remedy == INDEPENDENT:
+            options = "backend_options" if "backend_options" in self.helper else "pg_options"
+            _clear_split_source(self.helper.get(plan.args, plan.kwargs, options))
+        if plan.decision.remedy != NONE and plan.creation.kind == COLLECTIVE:
+            # Ranks may each name their own group in one call.  Split by colour that works; what then
+            # connects through the store, here the group or later its pairs, needs keys of its own.
+            store = self.helper.get(plan.args, plan.kwargs, "store")
+            prefix = f"{PREFIX}/{_digest(plan.ranks)}"
+            changes["store"] = self.state.c10d.PrefixStore(prefix, store)
+        return changes
+
+    def _local_name(self, args: Args, kwargs: Kwargs) -> str:
+        """A name made from what all members know: the ranks, and how often they have met before.
+
+        torch adds a counter that not all ranks advance (pytorch#173608).  Not calling its function also
+        leaves `group_count` alone, which 2.14 and later advance on members only.
+        """
+        ranks = _ranks(self.forms["_process_group_name"].get(args, kwargs, "ranks"))
+        made = self._memory(self.state.world).local_creations
+        made[ranks] += 1
+        return f"local_{_digest(ranks)}_{made[ranks]}"
+
+    def _forget_split_source(self, result: Any) -> None:
+        """Once connected, a group needs its parent no more; sends and receives would split it again."""
+        group = result[0]
+        device = getattr(group, "bound_device_id", None)
+        if device is not None:
+            _clear_split_source(group._get_backend(device).options)
+
+    def _count(self, plan: Plan) -> None:
+        if not plan.counted:
+            plan.counted = True
+            names = [defect.name for defect in plan.decision.defects]
+            self.report.repaired(names, partial(self._line, plan), speak=plan.speaks)
+
+    def _line(self, plan: Plan) -> str:
+        creation, ranks, defect = plan.creation, plan.ranks, plan.decision.defects[0]
+        group = f"{creation.kind} group{f' {bracketed(ranks)}' if ranks else ''} ({creation.backend})"
+        done = _DONE.get(plan.decision.remedy, "named alike on all its ranks")
+        if self.strategy == "observe":
+            done = f"it would be {done}, but TORCHCOMMSHIM=observe"
+        return (
+            f"{group}: {done}. On torch {self.report.torch_version} {defect.title} ({defect.upstream}). "
+            "Further repairs are counted, not printed; TORCHCOMMSHIM=off leaves all as it was."
+        )
+
+    def _speaks(self, call: Call, group_rank: Any) -> bool:
+        """One rank speaks of a creation: of one that all ranks make, the world's first."""
+        if call.kind == COLLECTIVE:
+            return call.rank == 0
+        return call.kind == DIRECT or group_rank == 0
+
+    def _guarded(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self.report.failed(function.__name__, error)
+            return None
+
+
+def _ranks(given: Any) -> tuple[int, ...]:
+    """A list of ranks as plain numbers; a direct caller may name none."""
+    return () if given is None else tuple(map(int, given))
+
+
+def _digest(ranks: tuple[int, ...]) -> str:
+    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
+
+
+def _clear_split_source(options: Any) -> None:
+    """torch leaves `split_from` in the caller's options, where a later group would find it."""
+    if getattr(options, "split_from", None) is not None:
+        options.split_from = None

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report: from what is known of each rank to the text that names the likely cause; pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torchcommshim.ranges import bracketed, cut, expanded, named
+from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
+from torchcommshim.tell.watch.views import End, Seen, View
+
+_WIDTH = 110
+_LINES = 20  # of ranks, and not more
+_STACKS = 2
+_CAUSES = 3
+_CALLS = {
+    WORLD: "init_process_group",
+    COLLECTIVE: "new_group",
+    LOCAL: "new_group, by local synchronization,",
+    DIRECT: "_new_process_group_helper",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that is known when a creation is late.
+
+    Attributes:
+        size: of the world.
+        views: by rank.
+        ended: ranks whose process has ended.
+        silent: ranks whose watcher is connected and does not answer.
+        apart: why only this rank is known; empty if the others were asked.
+    """
+
+    size: int
+    views: Mapping[int, View]
+    ended: Mapping[int, End] = field(default_factory=dict)
+    silent: Iterable[int] = ()
+    apart: str = ""
+
+    @cached_property
+    def unheard(self) -> list[int]:
+        """Ranks of which nothing is known."""
+        known = {*self.views, *self.ended, *self.silent}
+        return [rank for rank in range(self.size) if rank not in known]
+
+    @cached_property
+    def waiting(self) -> dict[int, Seen]:
+        """The ranks that wait, and in what."""
+        return {rank: view.waits for rank, view in sorted(self.views.items()) if view.waits}
+
+
+def report(job: Job) -> str:
+    """The text, of several lines, without an end of line."""
+    waiting = job.waiting
+    longest = max(each.began for each in waiting.values())
+    head = f"hang report: {len(waiting)} of {job.size} ranks wait in a creation, for {longest:.0f} s by now"
+    causes = _causes(job) or ["not found."]
+    paragraphs = [_filled(f"{'also' if n else 'likely cause'}: {each}") for n, each in enumerate(causes)]
+    return "\n".join([head, *_table(job), *paragraphs, *_stacks(job)])
+
+
+def _text(creation: Seen) -> str:
+    ranks = "" if creation.kind == WORLD or not creation.ranks else f" {bracketed(expanded(creation.ranks))}"
+    return f"#{creation.number} {_CALLS[creation.kind]}{ranks} {creation.backend} at {creation.site}"
+
+
+def _ending(end: End) -> str:
+    text = f"{end.how}, at {end.at}"
+    return f"{text}, {'in' if end.last.ended is None else 'after'} {_text(end.last)}" if end.last else text
+
+
+# -- who is where ------------------------------------------------------------------------------------------
+
+
+def _table(job: Job) -> Iterator[str]:
+    """A line for ranks that are in the same state."""
+    states = list(_states(job))
+    rows = [(cut(ranks, 24), text, len(ranks)) for text, ranks in states[:_LINES]]
+    width = max(len(ranks) for ranks, _, _ in rows)
+    for ranks, text, number in rows:
+        yield f"  {'rank' if number == 1 else 'ranks':5} {ranks:{width}}  {text}"
+    if len(states) > _LINES:
+        left = sum(len(ranks) for _, ranks in states[_LINES:])
+        yield f"  and {left} more ranks, in {len(states) - _LINES} more states"
+
+
+def _states(job: Job) -> Iterator[tuple[str, list[int]]]:
+    """Waiting ranks first, in the order of their creations and then of the ranks."""
+    waiting: dict[tuple[Any, ...], list[View]] = defaultdict(list)
+    elsewhere: dict[tuple[Any, ...], list[View]] = defaultdict(list)
+    for _, view in sorted(job.views.items()):
+        last = view.waits or (view.seen[-1] if view.seen else None)
+        group = waiting if view.waits else elsewhere
+        group[(last.number, last.site, last.same, view.inside) if last else (-1,)].append(view)
+    for _, views in sorted(waiting.items(), key=_by_number_and_rank):
+        seen = [view.waits for view in views if view.waits]
+        where = f" in {views[0].inside}" if views[0].inside else ""
+        yield f"waiting for {max(each.began for each in seen):.0f} s{where}: {_text(seen[0])}", _ranks(views)
+    for key, views in sorted(elsewhere.items(), key=_by_number_and_rank):
+        if key == (-1,):
+            yield "elsewhere, no creation yet", _ranks(views)
+        else:
+            ago = min(view.seen[-1].ended or 0.0 for view in views)
+            yield f"elsewhere, returned {ago:.0f} s ago: {_text(views[0].seen[-1])}", _ranks(views)
+    how: dict[str, list[int]] = defaultdict(list)
+    for rank, end in sorted(job.ended.items()):
+        how[_ending(end)].append(rank)
+    yield from how.items()
+    if job.silent:
+        yield "do not answer: the process or the host is stopped", sorted(job.silent)
+    if job.apart:
+        yield f"could not be asked: {job.apart}", job.unheard
+    elif job.unheard:
+        yield "not heard of: not started, without torchcommshim, or cut off", job.unheard
+
+
+def _by_number_and_rank(state: tuple[tuple[Any, ...], list[View]]) -> tuple[int, int]:
+    (number, *_), views = state
+    return number, views[0].rank
+
+
+def _ranks(views: list[View]) -> list[int]:
+    return [view.rank for view in views]
+
+
+# -- why ---------------------------------------------------------------------------------------------------
+
+
+def _causes(job: Job) -> list[str]:
+    """The likeliest first."""
+    found = list(filter(None, (_defect(job), _disagreement(job))))
+    if not found and job.apart:
+        found.append(f"{job.apart}: that rank has ended, or the hosts cannot reach each other.")
+    elif not found:
+        inside: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for rank, seen in job.waiting.items():
+            inside[seen.call].add(rank)
+        for ranks in list(inside.values())[:_CAUSES]:
+            found += _missing(job, ranks)
+    return found[:_CAUSES]
+
+
+def _defect(job: Job) -> str | None:
+    """The first creation that a defect strikes, up to those that are waited in."""
+    last = max(each.number for each in job.waiting.values())
+    struck = [(each, view) for _, view in sorted(job.views.items()) for each in view.struck]
+    struck = [(each, view) for each, view in struck if each.number <= last]
+    if not struck:
+        return None
+    first, view = min(struck, key=lambda each: each[0].number)
+    return (
+        f"{first.defect}: on torch {view.torch} {first.title} ({first.upstream}). The first creation that it "
+        f"breaks is #{first.number} at {first.site}. TORCHCOMMSHIM={view.strategy} leaves it so; "
+        "TORCHCOMMSHIM=auto, the default, repairs it."
+    )
+
+
+def _disagreement(job: Job) -> str | None:
+    """The first call of new_group in which ranks do not make the same group."""
+    calls: dict[str, dict[tuple[str, ...], list[tuple[int, Seen]]]] = defaultdict(lambda: defaultdict(list))
+    for rank, view in sorted(job.views.items()):
+        for seen in view.seen:
+            if seen.kind == COLLECTIVE:
+                calls[seen.name][seen.same].append((rank, seen))
+    for variants in sorted(
+        calls.values(), key=lambda each: min(s.number for v in each.values() for _, s in v)
+    ):
+        pair = _conflict(variants) if len(variants) > 1 else None
+        if pair:
+            return _order_mismatch(*(variants[each][0] for each in pair))
+    waits: dict[tuple[str, ...], tuple[int, Seen]] = {}  # the calls that told them apart are forgotten
+    for rank, seen in job.waiting.items():
+        if seen.kind == COLLECTIVE and rank in expanded(seen.ranks):
+            first = waits.setdefault(seen.same[1:], (rank, seen))
+            if first[1].name != seen.name:
+                return _order_mismatch(first, (rank, seen))
+    return None
+
+
+def _conflict(variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> list[tuple[str, ...]] | None:
+    """Two variants of one call that cannot both be right.
+
+    That ranks each name only the group that they are in is right, where those groups have no rank in common.
+    """
+    made = {rank: variant for variant, makers in variants.items() for rank, _ in makers}
+    claimed: dict[int, tuple[str, ...]] = {}
+    for variant, makers in variants.items():
+        for rank in expanded(makers[0][1].ranks):
+            other = made.get(rank, variant)
+            other = other if other != variant else claimed.setdefault(rank, variant)
+            if other != variant:
+                return sorted((variant, other), key=lambda each: variants[each][0][0])
+    return None
+
+
+def _order_mismatch(one: tuple[int, Seen], other: tuple[int, Seen]) -> str:
+    return (
+        f"ranks do not make the same groups in the same order: rank {one[0]} makes {_text(one[1])}; in its "
+        f"place rank {other[0]} makes {_text(other[1])}. "
+        "TORCHCOMMSHIM_CHECK_ORDER=1 stops a job at the first such creation."
+    )
+
+
+def _missing(job: Job, inside: set[int]) -> Iterator[str]:
+    """Who should be in the call that these ranks wait in, and is not."""
+    creation = job.waiting[min(inside)]
+    what = _text(creation)
+    lists = {job.waiting[rank].ranks for rank in inside}  # each rank may have named its own group only
+    members = {rank for ranks in lists for rank in expanded(ranks)}
+    if not members:  # a direct call, which may span other processes
+        return
+    if creation.kind == COLLECTIVE and any(job.views[rank].bound for rank in inside):
+        members = set(range(job.size))  # to a split of the world every rank comes
+    absent = members - inside
+    ended = [rank for rank in absent & job.ended.keys() if not _has_made(creation, [job.ended[rank].last])]
+    made = {rank: _has_made(creation, view.seen) for rank, view in job.views.items() if rank in absent}
+    passed = [rank for rank, has_made in made.items() if has_made]
+    to_come = [rank for rank, has_made in made.items() if not has_made]
+    unheard = [rank for rank in job.unheard if rank in absent]
+    if ended:
+        yield f"{named(ended)} cannot come to {what}: {_ending(job.ended[min(ended)])}."
+    if to_come:
+        yield f"{named(to_come, 'has', 'have')} not come to {what}.{_look(job.views[min(to_come)])}"
+    if unheard:
+        yield f"nothing is heard of {named(unheard)}, needed for {what}."
+    if passed and not (ended or to_come or unheard):
+        yield f"{named(passed, 'has', 'have')} returned from {what} already.{_look(job.views[min(passed)])}"
+    if not absent:
+        yield (
+            f"all ranks that it takes are in {what}, so connecting them does not succeed. Look at the "
+            "network: NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose the way."
+        )
+
+
+def _has_made(creation: Seen, made: Sequence[Seen | None]) -> bool:
+    """`creation` is among those that a rank has made, or all that is kept of them came later."""
+    known = [each for each in made if each]
+    return any(each.call == creation.call and each.ended is not None for each in known) or (
+        bool(known) and known[0].number > creation.number
+    )
+
+
+def _look(view: View) -> str:
+    """How to see where a rank is, unless it waits in a creation too."""
+    return (
+        ""
+        if view.waits
+        else f" `py-spy dump --pid {view.pid}` on {view.host} shows where rank {view.rank} is."
+    )
+
+
+# -- the rest ----------------------------------------------------------------------------------------------
+
+
+def _stacks(job: Job) -> Iterator[str]:
+    """The stacks of a few ranks that wait in different places."""
+    shown: set[str] = set()
+    for rank in job.waiting:
+        view = job.views[rank]
+        if view.stack and view.stack[0] not in shown and len(shown) < _STACKS:
+            shown.add(view.stack[0])
+            yield f"  rank {rank} (process {view.pid} on {view.host}), innermost call first:"
+            yield from (f"    {frame}" for frame in view.stack)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hub: the watcher to which those of the other ranks are connected, and which prints the report.
+
+What is sent, `->` to the hub:
+
+| message                                 | when                                                          |
+| --------------------------------------- | ------------------------------------------------------------- |
+| -> token, rank, host, addresses, port   | first                                                         |
+| <- welcome                              | at once                                                       |
+| <- successor: one of those first ones   | whom to turn to if this hub is gone; again when it changes    |
+| -> late                                 | the rank's creation is late; once a creation                  |
+| <- ask                                  | to all, when the first is late                                |
+| -> view: a `View`                       | the answer                                                    |
+| <- reported                             | to all                                                        |
+| -> returned: after how many seconds     | the creation that was late, or in the view, has returned      |
+| <- limit_s                              | to all, when all have returned: the next must be later still  |
+| <-> bye: an `End`                       | the rank has ended; also from the hub, of its own             |
+| <- ended: {rank: an `End`}              | to the successor                                              |
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from torchcommshim.ranges import named
+from torchcommshim.tell.watch.views import GONE, End, Seen, View
+from torchcommshim.tell.watch.wire import Line, Message
+
+_ANSWER_S = 2.0  # seconds in which all answer
+_NEWS_S = 1.0  # seconds in which ranks that end together are counted together
+
+
+class Hub:
+    """Every watcher has one; that of most ranks is never used.
+
+    Args:
+        selector: of the watcher.
+        listener: where others connect.
+        orders: what the rank told the watcher.
+
+    Attributes:
+        limit_s: after how many seconds a creation is late.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, listener: socket.socket, orders: Message) -> None:
+        self._selector, self._listener = selector, listener
+        self._size, self._token = orders["world_size"], orders["hub"]["token"]
+        self._own_rank, self.limit_s = orders["mine"]["rank"], orders["limit_s"]
+        self._lines: dict[int, Line] = {}
+        self._hellos: dict[int, Message] = {}
+        self._successor: Message | None = None
+        self._ended: dict[int, End] = {}
+        self._views: dict[int, View] = {}
+        self._asked = 0.0  # when, on the monotonic clock; 0: nobody is late, or all was said
+        self._late: set[int] = set()  # ranks that are to be reported
+        self._waiting: set[int] = set()  # of the ranks in the report, those that wait still
+        self._news: list[int] = []  # ranks, of all, that have ended since
+        self._news_at = 0.0
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def is_busy(self) -> bool:
+        """It has something to do soon."""
+        return bool(self._asked or self._news)
+
+    def tick(self) -> None:
+        """To be called now and then, soon if it `is_busy`."""
+        now = time.monotonic()
+        if self._late and not self._asked and not self._waiting:
+            self._asked = now
+            self._views.clear()
+            self.tell({"ask": True})
+        if self._asked and (now > self._asked + _ANSWER_S or self._lines.keys() <= self._views.keys()):
+            self._print_report()
+        if self._news and now > self._news_at + _NEWS_S:
+            end = self._ended[self._news[0]]
+            say(f"hang report: since then, {named(self._news)}: {end.how}, at {end.at}")
+            self._news, self._news_at = [], 0.0
+
+    def note_end(self, rank: int, end: End) -> None:
+        """A rank has ended; the first that is said of it stays."""
+        if rank in self._ended:
+            return
+        self._ended[rank] = end
+        self._tell_successor()
+        if self._waiting or self._news:
+            self._news.append(rank)
+            self._news_at = self._news_at or time.monotonic()
+        self._waiting.discard(rank)
+        self._late.discard(rank)
+
+    def tell(self, message: Message) -> None:
+        """Send to all."""
+        for line in self._lines.values():
+            line.send(message)
+
+    def flush(self) -> None:
+        """Send what is left; this watcher ends."""
+        for line in self._lines.values():
+            line.flush()
+
+    def _accept(self, events: int) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        Line(self._selector, connection, self._greet, lambda line: None)
+
+    def _greet(self, line: Line, message: Message) -> None:
+        """The first message of a connection.  Whoever does not know the token gets no answer."""
+        rank = message.get("rank")
+        if message.get("token") != self._token or not isinstance(rank, int):
+            line.close()
+            return
+        self._lines[rank], self._hellos[rank] = line, message
+        self._ended.pop(rank, None)
+        line.heard = lambda _, heard: self._hear(rank, heard)
+        line.lost = lambda _: self._lose(rank)
+        line.send({"welcome": self._own_rank})
+        if rank != self._own_rank and self._is_better(message):
+            self._appoint(message)
+        elif self._successor:
+            line.send({"successor": self._successor})
+
+    def _is_better(self, hello: Message) -> bool:
+        """A successor on another host is: a host may fail as a whole."""
+        here = socket.gethostname()
+        return self._successor is None or self._successor["host"] == here != hello["host"]
+
+    def _appoint(self, successor: Message) -> None:
+        self._successor = successor
+        self.tell({"successor": successor})
+        self._tell_successor()
+
+    def _tell_successor(self) -> None:
+        if self._successor and self._ended:
+            self._lines[self._successor["rank"]].send({"ended": self._ended})
+
+    def _lose(self, rank: int) -> None:
+        self._lines.pop(rank, None)
+        self._hellos.pop(rank, None)
+        if self._successor and self._successor["rank"] == rank:
+            self._successor = None
+            for other, hello in self._hellos.items():
+                if other != self._own_rank and self._is_better(hello):
+                    self._successor = hello
+            if self._successor:
+                self._appoint(self._successor)
+        self.note_end(rank, End(GONE, time_of_day()))
+
+    def _hear(self, rank: int, message: Message) -> None:
+        if "late" in message:
+            self._late.add(rank)
+        elif "view" in message:
+            self._views[rank] = View.of(message["view"])
+        elif "returned" in message:
+            self._late.discard(rank)
+            if rank in self._waiting:
+                self._waiting.remove(rank)
+                if not self._waiting:
+                    self._resume(message["returned"])
+        elif "bye" in message:
+            self.note_end(rank, end_of(message["bye"]))
+
+    def _print_report(self) -> None:
+        self._asked = 0.0
+        silent = self._lines.keys() - self._views.keys() - self._ended.keys()
+        waiting = {rank for rank, view in self._views.items() if view.waits}
+        if waiting:  # else it has returned in the meantime
+            say_report(self._size, self._views, self._ended, silent)
+            self.tell({"reported": True})
+        self._waiting, self._late = waiting, self._late - waiting
+
+    def _resume(self, after_s: float) -> None:
+        """A false alarm, or a slow network: the next one is given twice the time."""
+        say(
+            f"hang report: the creation has ended on all ranks that waited, after {after_s:.0f} s. "
+            f"From now on one is reported after {2 * self.limit_s:g} s."
+        )
+        self.tell({"limit_s": 2 * self.limit_s})
+
+
+def end_of(values: Sequence[Any]) -> End:
+    """An `End` that was sent as a list."""
+    how, at, last = values
+    return End(how, at, Seen(*last) if last else None)
+
+
+def time_of_day() -> str:
+    """For `End.at`."""
+    return time.strftime("%H:%M:%S")
+
+
+# What it takes to speak is imported when there is something to say: a healthy job's watchers stay small.
+
+
+def say_report(*known: Any, **more: Any) -> None:
+    """Say what a `diagnosis.Job` of these values amounts to."""
+    from torchcommshim.tell.watch.diagnosis import Job, report
+
+    say(report(Job(*known, **more)))
+
+
+def say(text: str) -> None:
+    """See `report.say`."""
+    from torchcommshim.tell import report
+
+    report.say(text)

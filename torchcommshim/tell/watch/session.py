@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rank's side: it finds the job's hub through the world's store, and starts its watcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torchcommshim
+from torchcommshim.repair.calls import Call
+from torchcommshim.tell.agreement import PREFIX, Counter
+from torchcommshim.tell.report import Report
+from torchcommshim.tell.watch import stacks
+from torchcommshim.tell.watch.process import started
+from torchcommshim.tell.watch.record import Record, above_streams
+from torchcommshim.tell.watch.views import EXITED
+
+# The watcher is no child of its rank: a program may wait until it has no children left.
+_COMMAND = (
+    "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
+    "from torchcommshim.tell.watch.watcher import main; main()"
+)
+_PARTING_S = 1.0
+_BACKLOG = 4096  # ranks connect at the same time
+
+
+class Session:
+    """One world of this process, its record and its watcher; ends with the process, or when let go.
+
+    Attributes:
+        record: what the watcher reads.
+    """
+
+    def __init__(self, call: Call, store: Any, current: Report) -> None:
+        self.record = Record(call.world_size)
+        try:
+            self._starter, wire, orders = _begin(self.record, call, store, current)
+        finally:
+            os.close(self.record.descriptor)  # it stays mapped
+        weakref.finalize(self, _part, self._starter, wire, os.getpid())
+        _tell(wire, orders)
+
+    def settle(self) -> None:
+        """Let go of the process that has started the watcher, if it has ended: it would stay a zombie."""
+        if self._starter.returncode is None:
+            self._starter.poll()
+
+
+def _begin(
+    record: Record, call: Call, store: Any, current: Report
+) -> tuple[subprocess.Popen[bytes], socket.socket, dict[str, Any]]:
+    """What starts the watcher, the connection to its stdin, and what it is to be told first."""
+    stack = stacks.offer()
+    listener, addresses = _listen(store)
+    with listener:
+        mine = {
+            "rank": call.rank,
+            "addresses": addresses,
+            "port": listener.getsockname()[1],
+            "token": os.urandom(16).hex(),
+        }
+        orders = {
+            "hub": _find_hub(store, call.world_size, mine),
+            "mine": mine,
+            "listener": listener.fileno(),
+            "world_size": call.world_size,
+            "limit_s": current.settings.hang_report_s,
+            "pid": os.getpid(),
+            "started": started(os.getpid()),
+            "record": record.descriptor,
+            "stack": stack,
+            "torch": current.torch_version,
+            "strategy": current.settings.strategy,
+        }
+        inherited = [listener.fileno(), record.descriptor, *([stack.descriptor] if stack else [])]
+        return (*_start(inherited), orders)
+
+
+def _listen(store: Any) -> tuple[socket.socket, list[str]]:
+    """A listening socket, and the names under which other ranks may reach it, the likeliest first."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    if host in ("localhost", "::1") or str(host).startswith("127."):
+        listener, addresses = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG), ["127.0.0.1"]
+    else:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        listener = socket.create_server(("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        addresses = [*_address_towards(host, port), socket.gethostname(), "127.0.0.1"]
+    return _above_streams(listener), addresses
+
+
+def _address_towards(host: Any, port: Any) -> list[str]:
+    """This host's address on the way to another; none if the way is not known."""
+    with contextlib.suppress(OSError, TypeError):  # no host: a store in a file or in memory
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing
+            return [probe.getsockname()[0]]
+    return []
+
+
+def _above_streams(connection: socket.socket) -> socket.socket:
+    return socket.socket(fileno=above_streams(connection.detach()))
+
+
+def _find_hub(store: Any, size: int, mine: dict[str, Any]) -> dict[str, Any]:
+    """Whoever comes first in this world is its hub: two store operations, neither of which waits."""
+    counter = Counter.join(store, f"{PREFIX}/watch/{size}", size)
+    hub: dict[str, Any] = json.loads(
+        store.compare_set(f"{PREFIX}/hub/{size}/{counter.before}", "", json.dumps(mine))
+    )
+    return hub
+
+
+def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """What starts the watcher and ends, and a connection to the watcher's stdin.
+
+    A socket, since writing to a pipe whose reader is gone may end this process by SIGPIPE, and since it can
+    be shut down where a fork has a copy of it.
+    """
+    package = str(Path(torchcommshim.__file__).absolute().parent.parent)
+    # It needs nothing of the program: no site-packages, no variables, but where Python cannot start without.
+    isolated = [] if "PYTHONHOME" in os.environ else ["-I"]
+    wire, theirs = map(_above_streams, socket.socketpair())
+    try:
+        starter = subprocess.Popen(
+            [
+                sys.executable,
+                *isolated,
+                "-S",
+                "-c",
+                _COMMAND,
+                package,
+                str(os.getpid()),
+            ],  # for those who use ps
+            stdin=theirs.fileno(),
+            stdout=subprocess.DEVNULL,
+            stderr=_stderr(),
+            pass_fds=inherited,
+            cwd="/",
+            start_new_session=True,  # a signal to this process's group (Ctrl-C) is not meant for it
+        )
+    except BaseException:
+        wire.close()
+        raise
+    finally:
+        theirs.close()
+    return starter, wire
+
+
+def _tell(wire: socket.socket, message: dict[str, Any]) -> None:
+    wire.sendall(json.dumps(message).encode() + b"\n", socket.MSG_NOSIGNAL)
+
+
+def _stderr() -> int:
+    """Where the report goes: this process's stderr as it is now, if it has one."""
+    for stream in (sys.stderr, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            return stream.fileno()  # type: ignore[union-attr]
+    return subprocess.DEVNULL
+
+
+def _part(starter: subprocess.Popen[bytes], wire: socket.socket, pid: int) -> None:
+    """Tell the watcher how this process ends, upon which it ends too."""
+    if os.getpid() != pid:
+        starter.returncode = 0  # it is no child of this fork, which has nothing to wait for
+        wire.close()
+        return
+    error = getattr(sys, "last_value", None)  # what has ended the program, if something has
+    how = f"{EXITED} after {type(error).__name__}: {error}".partition("\n")[0][:200] if error else EXITED
+    try:
+        with wire:
+            _tell(wire, {"bye": how})
+            wire.shutdown(socket.SHUT_WR)
+            wire.settimeout(_PARTING_S)
+            wire.recv(1)  # nothing, once the watcher has ended
+    except socket.timeout:  # Python 3.9 has a class of its own for it
+        with contextlib.suppress(OSError):
+            os.killpg(starter.pid, signal.SIGKILL)
+    except OSError:
+        pass
+    starter.wait()

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a watcher sees of its rank, and tells the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torchcommshim.tell.watch.record import Struck
+
+# How a rank's process has ended.
+EXITED = "exited"
+GONE = "gone (killed, or left by os._exit)"
+
+
+class Seen(NamedTuple):
+    """A creation as a watcher saw it; see `calls.Call`.
+
+    Attributes:
+        ranks: as `ranges.shortened` writes them.
+        began: how many seconds ago.
+        ended: how many seconds ago it returned; None if it has not.
+    """
+
+    number: int
+    kind: str
+    ranks: str
+    backend: str
+    name: str
+    site: str
+    began: float
+    ended: float | None
+
+    @property
+    def call(self) -> tuple[str, str]:
+        """What is equal on all ranks, also where each names its own group only."""
+        return self.name, self.kind
+
+    @property
+    def same(self) -> tuple[str, str, str, str]:
+        """What is equal on all ranks that make this creation."""
+        return self.name, self.kind, self.ranks, self.backend
+
+
+class End(NamedTuple):
+    """The end of a rank's process.
+
+    Attributes:
+        how: EXITED, EXITED after an error, or GONE.
+        at: the time of day.
+        last: the creation that it was in, else the last that it has made; None if that is not known.
+    """
+
+    how: str
+    at: str
+    last: Seen | None = None
+
+
+class View(NamedTuple):
+    """What one rank's watcher sees.
+
+    Attributes:
+        rank, host, pid: of the rank.
+        seen: its last few creations, the first to begin first.
+        bound: its world has a device_id.
+        struck: of creations that nothing repairs.
+        stack: frames of the main thread, the innermost first, if it waits there.
+        inside: what torch has called there, e.g. `perform_nocolor_split`.
+        torch, strategy: torch's version, and the shim's strategy.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    seen: Sequence[Seen]
+    bound: bool = False
+    struck: Sequence[Struck] = ()
+    stack: Sequence[str] = ()
+    inside: str = ""
+    torch: str = ""
+    strategy: str = ""
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> View:
+        """What was sent as a list."""
+        view = cls(*values)
+        return view._replace(
+            seen=[Seen(*each) for each in view.seen], struck=[Struck(*each) for each in view.struck]
+        )
+
+    @property
+    def waits(self) -> Seen | None:
+        """The creation that has not returned; of several, the first."""
+        return next((each for each in self.seen if each.ended is None), None)

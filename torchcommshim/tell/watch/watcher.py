@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watcher: a process beside each rank, which sees when a creation does not return.
+
+It sleeps, looks at its rank's record now and then, and holds one connection to the hub.  It imports neither
+torch nor wrapt, and ends with its rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import selectors
+import socket
+import time
+
+from torchcommshim.ranges import shortened
+from torchcommshim.tell.watch import stacks
+from torchcommshim.tell.watch.hub import Hub, end_of, say, say_report, time_of_day
+from torchcommshim.tell.watch.process import started
+from torchcommshim.tell.watch.record import Entry, Reader
+from torchcommshim.tell.watch.views import GONE, End, Seen, View
+from torchcommshim.tell.watch.wire import Line, Message
+
+_SLOWEST_LOOK_S = 5.0
+_BUSY_S = 0.05
+_FRAMES = 16  # of a stack, of which those that call the creation's site:
+_CALLERS = 4
+_WELCOME_S = 5.0  # seconds until another address is tried
+
+
+class Watcher:
+    """One rank's watcher.
+
+    Args:
+        orders: what the rank told it; see `session.Session`.
+        heard: what came after the orders.
+    """
+
+    def __init__(self, orders: Message, heard: bytes) -> None:
+        self._orders, self._mine = orders, orders["mine"]
+        self._size, self._limit_s = orders["world_size"], orders["limit_s"]
+        self._record = Reader(orders["record"], self._size)
+        self._stack = stacks.Stack(*orders["stack"]) if orders["stack"] else None
+        self._rank_pid, self._rank_started = orders["pid"], orders["started"]
+        self._selector = selectors.DefaultSelector()
+        self._hub = Hub(self._selector, socket.socket(fileno=orders["listener"]), orders)
+        self._told: Entry | None = None  # the creation that the hub, or the user, was told of
+        self._is_reported = False
+        self._line: Line | None = None  # to the hub
+        self._is_welcome = False
+        self._successor: Message | None = None
+        self._turn_to(orders["hub"])
+        self._heard = heard  # from the rank
+        self._ends = False
+        self._selector.register(0, selectors.EVENT_READ, self._hear_rank)
+
+    def run(self) -> None:
+        """Watch until the rank has ended."""
+        look_s = max(min(self._limit_s / 4, _SLOWEST_LOOK_S), _BUSY_S)
+        while not self._ends and started(self._rank_pid) == self._rank_started:
+            for key, events in self._selector.select(_BUSY_S if self._hub.is_busy else look_s):
+                key.data(events)
+            self._look()
+            self._hub.tick()
+        farewell = {"bye": self._farewell()}
+        if self._line:
+            self._line.send(farewell)
+            self._line.flush()
+        self._hub.tell(farewell)
+        self._hub.flush()
+
+    # -- the rank ---------------------------------------------------------------------------------------
+
+    def _hear_rank(self, events: int) -> None:
+        received = os.read(0, 4096)
+        self._heard += received
+        self._ends = not received
+
+    def _farewell(self) -> End:
+        """How the rank has ended, and where it was."""
+        how = json.loads(self._heard)["bye"] if self._heard else GONE
+        entries, now = self._record.entries(), time.monotonic()
+        last = _unended(entries) or (entries[-1] if entries else None)
+        return End(how, time_of_day(), _seen(last, now) if last else None)
+
+    def _look(self) -> None:
+        """At the record: is a creation late, or has one that was late returned?"""
+        entries = self._record.entries()
+        now = time.monotonic()
+        if self._told:
+            begun = [each for each in entries if each[:-1] == self._told[:-1]]
+            if begun and not begun[0].ended:
+                return
+            ended = begun[0].ended if begun else now
+            if self._line:
+                self._line.send({"returned": ended - self._told.started})
+            self._told, self._is_reported = None, False
+        if self._line and not self._is_welcome and now > self._welcome_until:
+            self._line.close()
+            self._connect()
+        late = _unended(entries)
+        if late and now - late.started > self._limit_s and (self._is_welcome or not self._line):
+            self._told = late
+            if self._line:
+                self._line.send({"late": True})
+            else:
+                why = f"the watcher of rank {self._hub_at['rank']} was not reached"
+                say_report(self._size, {self._mine["rank"]: self._view()}, apart=why)
+
+    def _view(self) -> View:
+        entries, now = self._record.entries(), time.monotonic()
+        bound, struck = self._record.facts()
+        waits = _unended(entries)
+        self._told = self._told or waits
+        stack: list[str] = []
+        if waits and self._stack and now - waits.started > self._limit_s / 2:
+            stack = stacks.take(self._stack)
+            if waits.site in stack:
+                stack = stack[: stack.index(waits.site) + _CALLERS]
+            stack = stack[:_FRAMES]
+        helper = next((frame for frame in stack if frame.endswith(" _new_process_group_helper")), "")
+        return View(
+            rank=self._mine["rank"],
+            host=socket.gethostname(),
+            pid=self._rank_pid,
+            seen=[_seen(entry, now) for entry in entries],
+            bound=bound,
+            struck=struck,
+            stack=stack,
+            inside=stacks.called(helper) if helper else "",
+            torch=self._orders["torch"],
+            strategy=self._orders["strategy"],
+        )
+
+    # -- the hub ----------------------------------------------------------------------------------------
+
+    def _turn_to(self, hub: Message) -> None:
+        self._hub_at, self._addresses = hub, list(hub["addresses"])
+        self._connect()
+
+    def _connect(self) -> None:
+        """Begin to connect to the hub's next address; without one, this rank is alone."""
+        self._line, self._is_welcome = None, False
+        self._welcome_until = time.monotonic() + _WELCOME_S
+        while self._addresses and not self._line:
+            with contextlib.suppress(OSError):
+                address, port = self._addresses.pop(0), self._hub_at["port"]
+                self._line = Line.to(self._selector, address, port, self._hear_hub, self._lose_hub)
+                hello = {**self._mine, "token": self._orders["hub"]["token"], "host": socket.gethostname()}
+                self._line.send(hello)
+
+    def _hear_hub(self, line: Line, message: Message) -> None:
+        if "welcome" in message:
+            self._is_welcome = True
+            if self._told and not self._is_reported:  # to an earlier hub
+                line.send({"late": True})
+        elif "reported" in message:
+            self._is_reported = True
+        elif "successor" in message:
+            self._successor = message["successor"]
+        elif "ask" in message:
+            line.send({"view": self._view()})
+        elif "limit_s" in message:
+            self._limit_s = self._hub.limit_s = message["limit_s"]
+        elif "bye" in message:
+            self._hub.note_end(self._hub_at["rank"], end_of(message["bye"]))
+        elif "ended" in message:
+            for rank, end in message["ended"].items():
+                self._hub.note_end(int(rank), end_of(end))
+
+    def _lose_hub(self, line: Line) -> None:
+        if not self._is_welcome:
+            self._connect()
+            return
+        self._hub.note_end(self._hub_at["rank"], End(GONE, time_of_day()))
+        successor, self._successor = self._successor, None
+        if successor:
+            self._turn_to(successor)
+        else:
+            self._line, self._is_welcome = None, False
+
+
+def _unended(entries: list[Entry]) -> Entry | None:
+    """The creation that the rank is in; of several, the first."""
+    return next((entry for entry in entries if not entry.ended), None)
+
+
+def _seen(entry: Entry, now: float) -> Seen:
+    return Seen(
+        entry.number,
+        entry.kind,
+        shortened(entry.ranks),
+        entry.backend,
+        entry.name,
+        entry.site,
+        now - entry.started,
+        now - entry.ended if entry.ended else None,
+    )
+
+
+def main() -> None:
+    """Watch the process that has started this one."""
+    heard = b""
+    while b"\n" not in heard:
+        received = os.read(0, 1 << 16)
+        if not received:
+            return
+        heard += received
+    orders, _, rest = heard.partition(b"\n")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the hub has a connection a rank
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        Watcher(json.loads(orders), rest).run()
+    except Exception as error:
+        say(f"failed in the hang report's watcher: {error!r}; torch goes on without it")
+    os._exit(0)  # the rank, which waits for the end of this process, need not wait for its cleaning up
