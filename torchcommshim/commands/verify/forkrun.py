@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torchrun for simulated runs: its ranks are forked, so torch is imported once a run, not once a rank.
 
-    python -m torchcommshim.commands.verify.forkrun TORCHRUN-OPTIONS \\
-        -m torchcommshim.commands.verify.launch ARGUMENTS
+    python -m torchcommshim.commands.verify.forkrun TORCHRUN-OPTIONS -m MODULE ARGUMENTS
 
 torchrun's own agent does the work; it can start a function where the command line starts a program.  Real
 runs use the command line: there a rank is to be what a user's is, a new interpreter.
