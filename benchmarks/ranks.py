@@ -2,8 +2,8 @@
 """Run a function as several ranks, forked from a process that has imported torch once.
 
 Several ranks may share a GPU (see torchcommshim.commands.verify.launch).  Without a GPU, NCCL is simulated:
-good for trying a benchmark out, not for its numbers.  Each run has a deadline; a rank that still runs then shows where
-it is and ends, and no process is left.
+good for trying a benchmark out, not for its numbers.  Each run has a deadline; a rank that still runs then
+shows where it is and ends, and no process is left.
 """
 
 from __future__ import annotations
