@@ -26,7 +26,7 @@ from torchcommshim.repair.calls import Call
 from torchcommshim.repair.creations import COLLECTIVE, LOCAL
 from torchcommshim.tell import agreement
 from torchcommshim.tell.order import Board, Comparison
-from torchcommshim.tell.watch import session
+from torchcommshim.tell.watch import hubs
 
 SPREAD_S = 0.01
 GROUP = 8
@@ -169,7 +169,7 @@ def count_hang_report(size: int) -> tuple[int, int]:
     shared: dict[str, Any] = {}
     stores = [CountingStore(shared) for _ in range(size)]
     for rank, store in enumerate(stores):
-        session._find_hub(store, size, {"rank": rank})
+        hubs.find(store, size, {"rank": rank})
     return max(store.count.writes for store in stores), max(store.count.looks for store in stores)
 
 

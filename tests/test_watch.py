@@ -22,6 +22,7 @@ import pytest
 import torchcommshim
 from torchcommshim.ranges import shortened
 from torchcommshim.repair.calls import Call
+from torchcommshim.repair.rendezvous import of_store
 from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
 from torchcommshim.tell.report import Report
@@ -64,6 +65,22 @@ class Store:
     def compare_set(self, key, expected, desired):
         self.operations += 1
         return self.values.setdefault(key, desired).encode()
+
+    def check(self, keys):
+        self.operations += 1
+        return all(key in self.values for key in keys)
+
+    def get(self, key):
+        self.operations += 1
+        return self.values[key].encode()
+
+
+def session_of(rank, size, store, current):
+    """The session of a rank that has reached the store."""
+    session = Session(of_store(store, rank, size), current)
+    session.join(store)
+    session.pass_on()
+    return session
 
 
 STATE = SimpleNamespace(world=SimpleNamespace(bound_device_id=None))
@@ -532,7 +549,7 @@ class TestJob:
     def ranks(self, size, limit_s):
         """Their sessions, once all watchers are connected to the hub's."""
         self.started, store, current = watchers(), Store(), reporting(limit_s)
-        sessions = [Session(world(rank, size), store, current) for rank in range(size)]
+        sessions = [session_of(rank, size, store, current) for rank in range(size)]
         (self.port,) = (json.loads(value)["port"] for key, value in store.values.items() if "/hub/" in key)
         until(lambda: _connections(self.port) == size)
         time.sleep(0.5)  # to be greeted, and told who is the hub's successor
@@ -572,7 +589,7 @@ class TestJob:
     def test_rank_that_an_exception_has_ended(self, said):
         """The others are told which."""
         store = Store()
-        waiting = Session(world(0, 2), store, reporting(1.5))
+        waiting = session_of(0, 2, store, reporting(1.5))
         text = f"""
 store = Store()
 store.values.update({store.values!r})
@@ -634,7 +651,7 @@ raise ValueError("no such file")
         hub = {"rank": 2, "addresses": ["127.0.0.1", "localhost"], "port": port, "token": "t"}
         store = Store()
         store.compare_set = lambda *_: json.dumps(hub).encode()
-        alone = Session(world(0, 3), store, reporting(1.0))
+        alone = session_of(0, 3, store, reporting(1.0))
         pending = call()
         alone.record.begin(pending)
         until(lambda: "hang report" in said())

@@ -20,7 +20,7 @@ from torchcommshim import patches  # noqa: E402
 from torchcommshim.commands.verify import simulated  # noqa: E402
 from torchcommshim.commands.verify.switchboard import switchboard  # noqa: E402
 from torchcommshim.tell import report  # noqa: E402
-from torchcommshim.tell.watch.session import _find_hub  # noqa: E402
+from torchcommshim.tell.watch import hubs  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the hang report works on Linux only")
 
@@ -38,11 +38,12 @@ def test_first_come_is_the_hub(tmp_path, kind):
         "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
         "prefix": lambda: dist.PrefixStore("job", dist.PrefixStore("attempt", dist.HashStore())),
     }[kind]()
-    hubs = [
-        [_find_hub(store, 3, {"rank": rank})["rank"] for rank in ranks] for ranks in ([2, 0, 1], [1, 2, 0])
+    found = [
+        [hubs.find(store, 3, {"rank": rank}).hub["rank"] for rank in ranks]
+        for ranks in ([2, 0, 1], [1, 2, 0])
     ]
 
-    assert hubs == [[2, 2, 2], [1, 1, 1]]
+    assert found == [[2, 2, 2], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(("value", "watched"), [("0", False), ("off", False), ("60", True)])

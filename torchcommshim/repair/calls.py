@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Callable, NamedTuple, Protocol, TypeVar
+from typing import Any, Callable, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from torchcommshim.repair.creations import Args, Kwargs
+from torchcommshim.repair.rendezvous import Rendezvous
 
 # Frames between a script and the creation: torch's own, and ours.
 _PASSED_OVER = ("torch", "torchcommshim", "wrapt", "contextlib")
@@ -54,6 +55,38 @@ class Observer(Protocol):
 
     def end(self, call: Call, error: BaseException | None) -> None:
         """The group is made, or `error` was raised; called if `begin` returned, the last observer first."""
+
+
+@runtime_checkable
+class Entrant(Protocol):
+    """An observer that sees a rank enter `init_process_group`, before there is a store.  Raises nothing."""
+
+    def enter(self, call: Call, rendezvous: Rendezvous) -> None:
+        """`call` will be the world's creation, as far as it is known: it has no name yet."""
+
+    def leave(self, call: Call, error: BaseException | None) -> None:
+        """The world is made, or `error` was raised."""
+
+
+def entered(
+    entrants: Sequence[Entrant],
+    call: Call,
+    rendezvous: Rendezvous,
+    make: Callable[..., T],
+    *arguments: Any,
+) -> T:
+    """Call `make`; `entrants` are told that the world's `call` is entered, and that it has ended."""
+    error: BaseException | None = None
+    for entrant in entrants:
+        entrant.enter(call, rendezvous)
+    try:
+        return make(*arguments)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        for entrant in entrants:
+            entrant.leave(call, error)
 
 
 def observed(

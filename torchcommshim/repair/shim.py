@@ -16,6 +16,7 @@ and the original function is called as it was.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeV
 from weakref import WeakKeyDictionary
 
 from torchcommshim.ranges import bracketed
-from torchcommshim.repair.calls import Call, Observer, observed, site
+from torchcommshim.repair.calls import Call, Entrant, Observer, entered, observed, site
 from torchcommshim.repair.creations import (
     COLLECTIVE,
     DIRECT,
@@ -38,6 +39,7 @@ from torchcommshim.repair.creations import (
     Original,
 )
 from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
+from torchcommshim.repair.rendezvous import Rendezvous, rendezvous
 from torchcommshim.repair.torch_state import TorchState
 from torchcommshim.repair.worlds import World, Worlds
 from torchcommshim.tell.agreement import PREFIX
@@ -148,6 +150,7 @@ class Shim:
         self.traits = current.traits
         self.strategy, self.acts = current.settings.strategy, current.settings.acts
         self.observers = observers
+        self.entrants = [each for each in observers if isinstance(each, Entrant)]
         self.worlds = Worlds(state, self.forms, current)
 
     def actions(self) -> dict[str, Callable[[Original, Args, Kwargs], Any]]:
@@ -163,7 +166,10 @@ class Shim:
 
     def _init_process_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
         world = self._guarded(self.worlds.plan, args, kwargs) or World(args, kwargs)
-        result = _within(Mark(WORLD, self._site(), world), original, world.args, world.kwargs)
+        mark = Mark(WORLD, self._site(), world)
+        entry = self._guarded(self._describe_entry, mark.site, world) if self.entrants else None
+        made = (mark, original, world.args, world.kwargs)
+        result = entered(self.entrants, *entry, _within, *made) if entry else _within(*made)
         if world.stripped:
             self._guarded(self._note_stripped)
             self._guarded(self.worlds.keep_device, world)
@@ -239,6 +245,20 @@ class Shim:
             fresh = Memory(world.rank(), world.size(), self.state.store, shared)
             memory = _memories.setdefault(world, fresh)
         return memory
+
+    def _describe_entry(self, site: str, world: World) -> tuple[Call, Rendezvous] | None:
+        """The world's creation as far as it is known when it is entered, and where its ranks meet."""
+        if self.state.uses_torchcomms() or self.state.world is not None:
+            return None
+        form, names = self.forms["init_process_group"], ("init_method", "rank", "world_size", "store")
+        arguments = {name: form.get(world.args, world.kwargs, name) for name in names}
+        found = rendezvous(arguments, os.environ)
+        if found is None:
+            return None
+        backend = str(form.get(world.args, world.kwargs, "backend") or "undefined").lower()
+        shared = backend == "undefined" or self.worlds.is_shared(backend)
+        ranks = tuple(range(found.size))
+        return Call(0, WORLD, ranks, backend, "", found.rank, found.size, shared, site), found
 
     def _describe_world(self, site: str, args: Args, kwargs: Kwargs) -> tuple[Call, Any] | None:
         """The world's own creation, and the store that it is made over."""

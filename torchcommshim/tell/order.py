@@ -25,7 +25,7 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, Callable, Collection, Generator, Iterable, Iterator, Sequence
 
 from torchcommshim import settings
 from torchcommshim.ranges import expanded, named, shortened
@@ -33,6 +33,7 @@ from torchcommshim.repair.calls import Call
 from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
 from torchcommshim.repair.torch_state import TorchState
 from torchcommshim.repair.worlds import NONBLOCKING_SWITCH
+from torchcommshim.tell import members
 from torchcommshim.tell.agreement import PREFIX
 from torchcommshim.tell.report import Report, say
 
@@ -379,7 +380,8 @@ class Lookout:
             return None
         head = f"ranks did not come to {self._post.name}; here is where each was last:"
         waits = f"  rank {self._post.rank} waits for them: {self._post.line}"
-        return "\n".join([head, *lines, *_and_more(absent), waits])
+        rule = _members_rule(self._present.values(), absent)
+        return "\n".join([head, *lines, *_and_more(absent), waits, *rule])
 
     def _members(self, post: Post) -> Sequence[int]:
         return range(self._size) if post.kind == COLLECTIVE else post.ranks
@@ -556,7 +558,14 @@ def _difference(posts: Iterable[Post]) -> str | None:
         firsts.append(first_line)
         more += others_lines
     head = f"ranks differ in {post.name}; up to there they were alike:"
-    return "\n".join([head, *(firsts + more)[:_NAMED_AT_MOST], *_and_more(firsts + more)])
+    rule = _members_rule(of_rank.values())
+    return "\n".join([head, *(firsts + more)[:_NAMED_AT_MOST], *_and_more(firsts + more), *rule])
+
+
+def _members_rule(posts: Collection[Post], absent: Iterable[int] = ()) -> list[str]:
+    """The rule that a program breaks whose posts of one creation, and absent ranks, look like that."""
+    made = {post.rank: post.ranks for post in posts if post.kind == COLLECTIVE}
+    return [members.RULE] if members.alone(made, absent) else []
 
 
 def _circle(links: Sequence[Post]) -> str:

@@ -12,7 +12,19 @@ from typing import Any
 
 from torchcommshim.ranges import bracketed, cut, expanded, named
 from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
-from torchcommshim.tell.watch.views import End, Seen, View
+from torchcommshim.repair.rendezvous import Rendezvous
+from torchcommshim.tell import members
+from torchcommshim.tell.watch.views import (
+    MUTE,
+    REFUSED,
+    RENDEZVOUS,
+    UNKNOWN,
+    UNREACHED,
+    Claim,
+    End,
+    Seen,
+    View,
+)
 
 _WIDTH = 110
 _LINES = 20  # of ranks, and not more
@@ -36,6 +48,9 @@ class Job:
         ended: ranks whose process has ended.
         silent: ranks whose watcher is connected and does not answer.
         apart: why only this rank is known; empty if the others were asked.
+        claims: processes that say to be a rank which another one says to be as well, and those others.
+        others: of other worlds that meet in the same store, one process each.
+        earlier: one of a world that was made over the same store before.
     """
 
     size: int
@@ -43,6 +58,9 @@ class Job:
     ended: Mapping[int, End] = field(default_factory=dict)
     silent: Iterable[int] = ()
     apart: str = ""
+    claims: Sequence[Claim] = ()
+    others: Sequence[Claim] = ()
+    earlier: Claim | None = None
 
     @cached_property
     def unheard(self) -> list[int]:
@@ -64,6 +82,38 @@ def report(job: Job) -> str:
     causes = _causes(job) or ["not found."]
     paragraphs = [_filled(f"{'also' if n else 'likely cause'}: {each}") for n, each in enumerate(causes)]
     return "\n".join([head, *_table(job), *paragraphs, *_stacks(job)])
+
+
+def alone(view: View, place: Rendezvous, found: str | None) -> str:
+    """One line, of a rank that has reached no store and so none of the others.
+
+    Args:
+        view: what is known of it.
+        place: where it waits.
+        found: what comes of connecting to that place; None where there is nothing to connect to.
+    """
+    creation = view.waits or view.seen[-1]
+    server = "torchrun's agent" if place.by_agent else "rank 0"
+    if place.serves:
+        why = f"It serves the store at {place.place}, until all ranks have connected"
+    elif found:
+        why = f"It has not reached the store at {place.place}: " + _UNREACHED[found].format(server)
+    else:
+        why = f"It has no store yet, by {place.method}"
+    return (
+        f"hang report: rank {view.rank} of {place.size} (process {view.pid} on {view.host}) waits in "
+        f"{RENDEZVOUS} for {creation.began:.0f} s by now, at {creation.site}. {why}."
+    )
+
+
+_UNREACHED = {
+    UNKNOWN: "this host does not know that name. Look at MASTER_ADDR",
+    REFUSED: "nobody listens there. {0} is to serve the store; it has not started, or has ended, or "
+    "was given another MASTER_ADDR or MASTER_PORT",
+    UNREACHED: "that host does not answer. Is it up, do the other hosts know it as MASTER_ADDR, and does a "
+    "firewall let them reach MASTER_PORT",
+    MUTE: "something listens there, and does not answer as {} would: another program, or one that is stopped",
+}
 
 
 def _text(creation: Seen) -> str:
@@ -135,7 +185,7 @@ def _ranks(views: list[View]) -> list[int]:
 
 def _causes(job: Job) -> list[str]:
     """The likeliest first."""
-    found = list(filter(None, (_defect(job), _disagreement(job))))
+    found = list(filter(None, (_strangers(job), _defect(job), _disagreement(job))))
     if not found and job.apart:
         found.append(f"{job.apart}: that rank has ended, or the hosts cannot reach each other.")
     elif not found:
@@ -144,7 +194,65 @@ def _causes(job: Job) -> list[str]:
             inside[seen.call].add(rank)
         for ranks in list(inside.values())[:_CAUSES]:
             found += _missing(job, ranks)
+        found = found or [_connecting(job, ranks) for ranks in inside.values() if _absent(job, ranks) == set()]
     return found[:_CAUSES]
+
+
+def _strangers(job: Job) -> str | None:
+    """Processes that have no place in a world which is being made."""
+    if not any(each.kind == WORLD for each in job.waiting.values()):
+        return None
+    if job.others:
+        return _other_world(job, job.others[0])
+    return _contested(job) if job.claims else None
+
+
+def _contested(job: Job) -> str:
+    """Ranks that several processes claim."""
+    by_rank: dict[int, list[Claim]] = defaultdict(list)
+    for claim in job.claims:
+        by_rank[claim.rank].append(claim)
+    claimed = sorted(by_rank.items())
+    each = [f"rank {rank} by {' and '.join(map(_process, claims))}" for rank, claims in claimed]
+    more = f"; and {len(each) - _CAUSES} more" if len(each) > _CAUSES else ""
+    nobody = f" Nobody claims {named(job.unheard)}." if job.unheard else ""
+    jobs = next(filter(None, (_jobs(claims[0], claims[-1]) for claims in by_rank.values())), "")
+    why = jobs or "RANK is wrong in one of them, or two jobs use one MASTER_PORT"
+    return f"several processes claim one rank: {'; '.join(each[:_CAUSES])}{more}.{nobody} {why}."
+
+
+def _other_world(job: Job, other: Claim) -> str:
+    """Ranks of another world that have come to the store of this one."""
+    view = next(job.views[rank] for rank in job.waiting)
+    here = f"rank {view.rank} of {job.size} is process {view.pid} on {view.host}"
+    there = f"rank {other.rank} of {other.size} is {_process(other)}"
+    jobs = _jobs(Claim(view.rank, job.size, view.host, view.pid, job=view.job), other)
+    if jobs:
+        why = jobs
+    elif other.size != job.size:
+        why = "Two jobs use one MASTER_PORT, or WORLD_SIZE is not the same for all ranks of one job"
+    else:
+        why = (
+            "Two jobs use one MASTER_PORT, or more processes were started than WORLD_SIZE says, or only a "
+            "part of a job was started again"
+        )
+    return f"two worlds meet in one store: here, {here}; in the other, {there}. {why}."
+
+
+def _process(claim: Claim) -> str:
+    ended = f", {claim.end.how}" if claim.end else ""
+    return f"process {claim.pid} on {claim.host} ({claim.program}{ended})"
+
+
+def _jobs(one: Claim, other: Claim) -> str:
+    """How launchers and schedulers tell the jobs of two processes apart; empty if they do not."""
+    for name, value in sorted(one.job.items()):
+        if other.job.get(name, value) != value:
+            return (
+                f"They are two jobs, of {name} {value} and {other.job[name]}, that use one MASTER_PORT: give "
+                "each its own"
+            )
+    return ""
 
 
 def _defect(job: Job) -> str | None:
@@ -174,7 +282,8 @@ def _disagreement(job: Job) -> str | None:
     ):
         pair = _conflict(variants) if len(variants) > 1 else None
         if pair:
-            return _order_mismatch(*(variants[each][0] for each in pair))
+            rule = f" {members.RULE}" if _only_members(job, variants) else ""
+            return _order_mismatch(*(variants[each][0] for each in pair)) + rule
     waits: dict[tuple[str, ...], tuple[int, Seen]] = {}  # the calls that told them apart are forgotten
     for rank, seen in job.waiting.items():
         if seen.kind == COLLECTIVE and rank in expanded(seen.ranks):
@@ -182,6 +291,19 @@ def _disagreement(job: Job) -> str | None:
             if first[1].name != seen.name:
                 return _order_mismatch(first, (rank, seen))
     return None
+
+
+def _only_members(job: Job, variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> bool:
+    """Variants of one call look as if only the members of a group made it: nobody else has, in no call."""
+    makes = {rank: expanded(seen.ranks) for makers in variants.values() for rank, seen in makers}
+    return any(
+        all(rank in ranks or not _makes(view, ranks) for rank, view in job.views.items())
+        for ranks in members.alone(makes)
+    )
+
+
+def _makes(view: View, ranks: tuple[int, ...]) -> bool:
+    return any(seen.kind == COLLECTIVE and expanded(seen.ranks) == ranks for seen in view.seen)
 
 
 def _conflict(variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> list[tuple[str, ...]] | None:
@@ -211,32 +333,55 @@ def _order_mismatch(one: tuple[int, Seen], other: tuple[int, Seen]) -> str:
 def _missing(job: Job, inside: set[int]) -> Iterator[str]:
     """Who should be in the call that these ranks wait in, and is not."""
     creation = job.waiting[min(inside)]
-    what = _text(creation)
-    lists = {job.waiting[rank].ranks for rank in inside}  # each rank may have named its own group only
-    members = {rank for ranks in lists for rank in expanded(ranks)}
-    if not members:  # a direct call, which may span other processes
-        return
-    if creation.kind == COLLECTIVE and any(job.views[rank].bound for rank in inside):
-        members = set(range(job.size))  # to a split of the world every rank comes
-    absent = members - inside
+    what, absent = _text(creation), _absent(job, inside) or set()
     ended = [rank for rank in absent & job.ended.keys() if not _has_made(creation, [job.ended[rank].last])]
     made = {rank: _has_made(creation, view.seen) for rank, view in job.views.items() if rank in absent}
     passed = [rank for rank, has_made in made.items() if has_made]
     to_come = [rank for rank, has_made in made.items() if not has_made]
     unheard = [rank for rank in job.unheard if rank in absent]
+    silent = sorted(absent & set(job.silent))
     if ended:
         yield f"{named(ended)} cannot come to {what}: {_ending(job.ended[min(ended)])}."
     if to_come:
-        yield f"{named(to_come, 'has', 'have')} not come to {what}.{_look(job.views[min(to_come)])}"
+        makes = {rank: expanded(job.waiting[rank].ranks) for rank in inside}
+        is_split = creation.kind == COLLECTIVE and len(to_come) == len(absent)
+        rule = f" {members.RULE}" if is_split and members.alone(makes, absent) else ""
+        look = _look(job.views[min(to_come)])
+        yield f"{named(to_come, 'has', 'have')} not come to {what}.{rule}{look}"
+    if silent:
+        yield f"{named(silent)}, needed for {what}, cannot be asked: the process or the host is stopped."
     if unheard:
         yield f"nothing is heard of {named(unheard)}, needed for {what}."
-    if passed and not (ended or to_come or unheard):
+    if passed and not (ended or to_come or unheard or silent):
         yield f"{named(passed, 'has', 'have')} returned from {what} already.{_look(job.views[min(passed)])}"
-    if not absent:
-        yield (
-            f"all ranks that it takes are in {what}, so connecting them does not succeed. Look at the "
-            "network: NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose the way."
+
+
+def _absent(job: Job, inside: set[int]) -> set[int] | None:
+    """Ranks that the call of these ranks takes, and that are not in it; None if that is not known."""
+    creation = job.waiting[min(inside)]
+    lists = {job.waiting[rank].ranks for rank in inside}  # each rank may have named its own group only
+    takes = {rank for ranks in lists for rank in expanded(ranks)}
+    if not takes:  # a direct call, which may span other processes
+        return None
+    if creation.kind == COLLECTIVE and any(job.views[rank].bound for rank in inside):
+        takes = set(range(job.size))  # to a split of the world every rank comes
+    return takes - inside
+
+
+def _connecting(job: Job, inside: set[int]) -> str:
+    """All are there."""
+    creation = job.waiting[min(inside)]
+    what = _text(creation)
+    if creation.kind == WORLD and job.earlier:
+        return (
+            f"the store holds the keys of an earlier world, in which rank {job.earlier.rank} of "
+            f"{job.earlier.size} was {_process(job.earlier)}. All ranks are in {what}, and may have read "
+            "what is left of it there. Make each world over a store of its own: a new port, file or PrefixStore."
         )
+    return (
+        f"all ranks that it takes are in {what}, so connecting them does not succeed. Look at the "
+        "network: NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose the way."
+    )
 
 
 def _has_made(creation: Seen, made: Sequence[Seen | None]) -> bool:

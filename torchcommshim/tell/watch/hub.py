@@ -16,22 +16,34 @@ What is sent, `->` to the hub:
 | <- limit_s                              | to all, when all have returned: the next must be later still  |
 | <-> bye: an `End`                       | the rank has ended; also from the hub, of its own             |
 | <- ended: {rank: an `End`}              | to the successor                                              |
+
+The hub of one world over a store may visit that of another; so may the watcher of a rank that cannot come:
+
+| message                                 | when                                                          |
+| --------------------------------------- | ------------------------------------------------------------- |
+| -> the first one, with visits: why      | first                                                         |
+| <- knows: was the visitor's rank here?  | at once                                                       |
 """
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from torchcommshim.ranges import named
-from torchcommshim.tell.watch.views import GONE, End, Seen, View
+from torchcommshim.tell.watch.views import GONE, MUTE, REFUSED, UNKNOWN, UNREACHED, Claim, End, Seen, View
 from torchcommshim.tell.watch.wire import Line, Message
 
 _ANSWER_S = 2.0  # seconds in which all answer
+_REACH_S = 1.0
 _NEWS_S = 1.0  # seconds in which ranks that end together are counted together
+
+# Why a watcher visits the hub of another world.
+FOR_ITSELF, FOR_ITS_WORLD = "rank", "world"
 
 
 class Hub:
@@ -44,14 +56,20 @@ class Hub:
 
     Attributes:
         limit_s: after how many seconds a creation is late.
+        token: that whoever connects has to know.
     """
 
     def __init__(self, selector: selectors.BaseSelector, listener: socket.socket, orders: Message) -> None:
         self._selector, self._listener = selector, listener
-        self._size, self._token = orders["world_size"], orders["hub"]["token"]
-        self._own_rank, self.limit_s = orders["mine"]["rank"], orders["limit_s"]
+        self._size, self.token = orders["world_size"], orders["mine"]["token"]
+        self._mine, self.limit_s = orders["mine"], orders["limit_s"]
+        self._own_rank = self._mine["rank"]
         self._lines: dict[int, Line] = {}
         self._hellos: dict[int, Message] = {}
+        self._processes: set[tuple[str, int]] = set()  # that were ever connected as ranks of this world
+        self._doubles: dict[Line, Claim] = {}  # processes that say to be a rank which another one is
+        self._guests: dict[Line, Claim] = {}  # ranks of other worlds over the same store
+        self._earlier: Claim | None = None  # of a world that was over the same store before
         self._successor: Message | None = None
         self._ended: dict[int, End] = {}
         self._views: dict[int, View] = {}
@@ -94,9 +112,28 @@ class Hub:
         self._waiting.discard(rank)
         self._late.discard(rank)
 
+    def visit(self, other: Message) -> None:
+        """Tell the hub of another world over the same store of this one, and learn if it is still there."""
+        claim, met = Claim.of(other), []
+
+        def hear(line: Line, message: Message) -> None:
+            met.append(message["knows"])
+            if message["knows"]:  # the same processes were in it
+                self._earlier = claim
+            else:
+                self._guests[line] = claim
+
+        def lose(line: Line) -> None:
+            self._guests.pop(line, None)
+            if claim.size == self._size or not met:
+                self._earlier = claim
+
+        if not call_on(other, self._selector, {**self._mine, "visits": FOR_ITS_WORLD}, hear, lose):
+            self._earlier = claim
+
     def tell(self, message: Message) -> None:
         """Send to all."""
-        for line in self._lines.values():
+        for line in (*self._lines.values(), *self._doubles):
             line.send(message)
 
     def flush(self) -> None:
@@ -114,8 +151,20 @@ class Hub:
     def _greet(self, line: Line, message: Message) -> None:
         """The first message of a connection.  Whoever does not know the token gets no answer."""
         rank = message.get("rank")
-        if message.get("token") != self._token or not isinstance(rank, int):
+        if message.get("token") != self.token or not isinstance(rank, int):
             line.close()
+            return
+        process, first = (message["host"], message["pid"]), self._hellos.get(rank)
+        if message.get("visits"):
+            line.send({"knows": process in self._processes})
+            if process not in self._processes:
+                is_ours = message["visits"] == FOR_ITSELF and message["size"] == self._size
+                self._admit(line, message, self._doubles if is_ours else self._guests)
+            return
+        self._processes.add(process)
+        if first and process != (first["host"], first["pid"]):
+            line.send({"welcome": self._own_rank})
+            self._admit(line, message, self._doubles)
             return
         self._lines[rank], self._hellos[rank] = line, message
         self._ended.pop(rank, None)
@@ -126,6 +175,21 @@ class Hub:
             self._appoint(message)
         elif self._successor:
             line.send({"successor": self._successor})
+
+    def _admit(self, line: Line, message: Message, place: dict[Line, Claim]) -> None:
+        """A process that has no place in this world, but is perhaps why others wait."""
+        claim = place[line] = Claim.of(message)
+
+        def hear(line: Line, heard: Message) -> None:
+            if "late" in heard and claim.rank in self._lines:
+                self._late.add(claim.rank)
+            elif "bye" in heard:
+                place[line] = claim._replace(end=end_of(heard["bye"]))
+
+        def lose(line: Line) -> None:
+            place[line] = place[line]._replace(end=place[line].end or End(GONE, time_of_day()))
+
+        line.heard, line.lost = hear, lose
 
     def _is_better(self, hello: Message) -> bool:
         """A successor on another host is: a host may fail as a whole."""
@@ -172,9 +236,12 @@ class Hub:
         silent = self._lines.keys() - self._views.keys() - self._ended.keys()
         waiting = {rank for rank, view in self._views.items() if view.waits}
         if waiting:  # else it has returned in the meantime
-            say_report(self._size, self._views, self._ended, silent)
+            ranks = {claim.rank for claim in self._doubles.values()} & self._hellos.keys()
+            claims = [*(Claim.of(self._hellos[rank]) for rank in sorted(ranks)), *self._doubles.values()]
+            met = {"claims": claims, "others": list(self._guests.values()), "earlier": self._earlier}
+            say_report(self._size, self._views, self._ended, silent, **met)
             self.tell({"reported": True})
-        self._waiting, self._late = waiting, self._late - waiting
+        self._waiting, self._late = waiting, set()
 
     def _resume(self, after_s: float) -> None:
         """A false alarm, or a slow network: the next one is given twice the time."""
@@ -183,6 +250,22 @@ class Hub:
             f"From now on one is reported after {2 * self.limit_s:g} s."
         )
         self.tell({"limit_s": 2 * self.limit_s})
+
+
+def call_on(
+    hub: Message,
+    selector: selectors.BaseSelector,
+    hello: Message,
+    heard: Callable[[Line, Message], None],
+    lost: Callable[[Line], None],
+) -> Line | None:
+    """Visit `hub`: begin to connect, to the first of its addresses to which that can be done."""
+    for address in hub["addresses"]:
+        with contextlib.suppress(OSError):
+            line = Line.to(selector, address, hub["port"], heard, lost)
+            line.send({**hello, "token": hub["token"]})
+            return line
+    return None
 
 
 def end_of(values: Sequence[Any]) -> End:
@@ -204,6 +287,28 @@ def say_report(*known: Any, **more: Any) -> None:
     from torchcommshim.tell.watch.diagnosis import Job, report
 
     say(report(Job(*known, **more)))
+
+
+def say_alone(view: View, rendezvous: Sequence[Any]) -> None:
+    """Say where a rank waits that has reached no store, and so none of the others."""
+    from torchcommshim.repair.rendezvous import Rendezvous
+    from torchcommshim.tell.watch.diagnosis import alone
+
+    place = Rendezvous(*rendezvous)
+    say(alone(view, place, _reached(place.host, place.port) if place.host else None))
+
+
+def _reached(host: str, port: int) -> str:
+    """What comes of connecting to a store that a rank has not reached."""
+    try:
+        socket.create_connection((host, port), _REACH_S).close()
+    except socket.gaierror:
+        return UNKNOWN
+    except ConnectionRefusedError:
+        return REFUSED
+    except OSError:
+        return UNREACHED
+    return MUTE
 
 
 def say(text: str) -> None:

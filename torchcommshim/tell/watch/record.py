@@ -76,6 +76,7 @@ class Record:
         self._lock = threading.RLock()  # a signal's handler may make a group in the thread that is writing
         self._free = deque(range(_CREATIONS))  # slots; the one on the left has ended first
         self._open: dict[int, int] = {}  # slots, by the identity of their calls
+        self._began = [0.0] * _CREATIONS
 
     def begin(self, call: Call) -> None:
         """`call` begins.  It goes unrecorded if its names are absurdly long, or 8 others have not ended."""
@@ -83,13 +84,19 @@ class Record:
             if not self._free:
                 return
             slot = self._free.popleft()
-            now = time.monotonic()  # not before: the slot's last call may only just have ended
-            if self._write(
-                slot, (call.number, call.kind, call.ranks, call.backend, call.name, call.site, now)
-            ):
+            self._began[slot] = time.monotonic()  # not before: the slot's last call may only just have ended
+            if self._write(slot, (*_content(call), self._began[slot])):
                 self._open[id(call)] = slot
             else:
                 self._free.appendleft(slot)
+
+    def become(self, call: Call, other: Call) -> None:
+        """`call`, which goes on, is known better by now: as `other`."""
+        with self._lock:
+            slot = self._open.pop(id(call), None)
+            if slot is not None:
+                self._open[id(other)] = slot
+                self._write(slot, (*_content(other), self._began[slot]))
 
     def end(self, call: Call) -> None:
         """`call` has returned, or raised."""
@@ -113,6 +120,10 @@ class Record:
         # Adler-32 needs no tables, which a rank that has just made a group would have to fetch first.
         self._memory[start : start + size] = _HEAD.pack(adler32(payload), len(payload)) + payload
         return True
+
+
+def _content(call: Call) -> tuple[Any, ...]:
+    return call.number, call.kind, call.ranks, call.backend, call.name, call.site
 
 
 class Reader:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rank's side: it finds the job's hub through the world's store, and starts its watcher."""
+"""The rank's side: it starts its watcher, and finds the job's hub through the world's store."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
 
 import torchcommshim
-from torchcommshim.repair.calls import Call
-from torchcommshim.tell.agreement import PREFIX, Counter
+from torchcommshim.repair.rendezvous import Rendezvous
 from torchcommshim.tell.report import Report
-from torchcommshim.tell.watch import stacks
+from torchcommshim.tell.watch import hubs, stacks
 from torchcommshim.tell.watch.process import started
 from torchcommshim.tell.watch.record import Record, above_streams
 from torchcommshim.tell.watch.views import EXITED
@@ -28,6 +28,8 @@ _COMMAND = (
     "import os, sys; os.fork() and os._exit(0); sys.path.append(sys.argv[1]); "
     "from torchcommshim.tell.watch.watcher import main; main()"
 )
+# Where schedulers and launchers write which job this is.
+_JOB_NAMES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID")
 _PARTING_S = 1.0
 _BACKLOG = 4096  # ranks connect at the same time
 
@@ -39,14 +41,33 @@ class Session:
         record: what the watcher reads.
     """
 
-    def __init__(self, call: Call, store: Any, current: Report) -> None:
-        self.record = Record(call.world_size)
+    def __init__(self, rendezvous: Rendezvous, current: Report) -> None:
+        self.record = Record(rendezvous.size)
+        self._size = rendezvous.size
         try:
-            self._starter, wire, orders = _begin(self.record, call, store, current)
+            self._starter, wire, orders = _begin(self.record, rendezvous, current)
         finally:
             os.close(self.record.descriptor)  # it stays mapped
         weakref.finalize(self, _part, self._starter, wire, os.getpid())
+        self._wire, self._mine = wire, orders["mine"]
+        self._lock, self._has_joined = threading.Lock(), False
         _tell(wire, orders)
+
+    def join(self, store: Any) -> None:
+        """Tell the watcher where the job's hub is, which is found through `store`, the world's; once."""
+        with self._lock:
+            if not self._has_joined:
+                found = hubs.find(store, self._size, self._mine)
+                self._has_joined = True
+                _tell(self._wire, {"join": found._asdict()})
+
+    def pass_on(self) -> None:
+        """The rank has left the rendezvous."""
+        _tell(self._wire, {"passed": True})
+
+    def visit(self, hub: dict[str, Any]) -> None:
+        """Have the watcher tell that hub of this rank, which cannot come to its world."""
+        _tell(self._wire, {"visit": hub})
 
     def settle(self) -> None:
         """Let go of the process that has started the watcher, if it has ended: it would stay a zombie."""
@@ -55,23 +76,28 @@ class Session:
 
 
 def _begin(
-    record: Record, call: Call, store: Any, current: Report
+    record: Record, rendezvous: Rendezvous, current: Report
 ) -> tuple[subprocess.Popen[bytes], socket.socket, dict[str, Any]]:
     """What starts the watcher, the connection to its stdin, and what it is to be told first."""
     stack = stacks.offer()
-    listener, addresses = _listen(store)
+    listener, addresses = _listen(rendezvous.host, rendezvous.port)
     with listener:
         mine = {
-            "rank": call.rank,
+            "rank": rendezvous.rank,
+            "size": rendezvous.size,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "program": os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else "",
+            "job": {name: os.environ[name] for name in _JOB_NAMES if os.environ.get(name, "none") != "none"},
             "addresses": addresses,
             "port": listener.getsockname()[1],
             "token": os.urandom(16).hex(),
         }
         orders = {
-            "hub": _find_hub(store, call.world_size, mine),
             "mine": mine,
+            "rendezvous": rendezvous,
             "listener": listener.fileno(),
-            "world_size": call.world_size,
+            "world_size": rendezvous.size,
             "limit_s": current.settings.hang_report_s,
             "pid": os.getpid(),
             "started": started(os.getpid()),
@@ -84,24 +110,25 @@ def _begin(
         return (*_start(inherited), orders)
 
 
-def _listen(store: Any) -> tuple[socket.socket, list[str]]:
-    """A listening socket, and the names under which other ranks may reach it, the likeliest first."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    host, port = getattr(store, "host", None), getattr(store, "port", None)
-    if host in ("localhost", "::1") or str(host).startswith("127."):
+def _listen(host: str, port: int) -> tuple[socket.socket, list[str]]:
+    """A listening socket, and the names under which other ranks may reach it, the likeliest first.
+
+    `host` and `port`: of the store; empty where it has none.
+    """
+    if host in ("localhost", "::1") or host.startswith("127."):
         listener, addresses = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG), ["127.0.0.1"]
     else:
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
         listener = socket.create_server(("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
-        addresses = [*_address_towards(host, port), socket.gethostname(), "127.0.0.1"]
+        towards = _address_towards(host, port) if host else []
+        addresses = [*towards, socket.gethostname(), "127.0.0.1"]
     return _above_streams(listener), addresses
 
 
-def _address_towards(host: Any, port: Any) -> list[str]:
+def _address_towards(host: str, port: int) -> list[str]:
     """This host's address on the way to another; none if the way is not known."""
-    with contextlib.suppress(OSError, TypeError):  # no host: a store in a file or in memory
+    with contextlib.suppress(OSError):
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # sends nothing
@@ -111,15 +138,6 @@ def _address_towards(host: Any, port: Any) -> list[str]:
 
 def _above_streams(connection: socket.socket) -> socket.socket:
     return socket.socket(fileno=above_streams(connection.detach()))
-
-
-def _find_hub(store: Any, size: int, mine: dict[str, Any]) -> dict[str, Any]:
-    """Whoever comes first in this world is its hub: two store operations, neither of which waits."""
-    counter = Counter.join(store, f"{PREFIX}/watch/{size}", size)
-    hub: dict[str, Any] = json.loads(
-        store.compare_set(f"{PREFIX}/hub/{size}/{counter.before}", "", json.dumps(mine))
-    )
-    return hub
 
 
 def _start(inherited: list[int]) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchcommshim.tell.watch.record import Struck
@@ -11,6 +11,11 @@ from torchcommshim.tell.watch.record import Struck
 # How a rank's process has ended.
 EXITED = "exited"
 GONE = "gone (killed, or left by os._exit)"
+
+RENDEZVOUS = "the rendezvous"  # for `View.inside`
+
+# What comes of connecting to a store that a rank has not reached.
+UNKNOWN, REFUSED, UNREACHED, MUTE = "unknown", "refused", "unreached", "mute"
 
 
 class Seen(NamedTuple):
@@ -34,7 +39,7 @@ class Seen(NamedTuple):
     @property
     def call(self) -> tuple[str, str]:
         """What is equal on all ranks, also where each names its own group only."""
-        return self.name, self.kind
+        return self.name if self.number else "", self.kind  # in the rendezvous it has no name yet
 
     @property
     def same(self) -> tuple[str, str, str, str]:
@@ -56,6 +61,30 @@ class End(NamedTuple):
     last: Seen | None = None
 
 
+class Claim(NamedTuple):
+    """A process that says which rank it is.
+
+    Attributes:
+        rank, size: what it says: its rank, of how many.
+        host, pid, program: where it is, and the name of its script.
+        job: what schedulers and launchers call its job, by the variable's name.
+        end: how it has ended; None if it has not.
+    """
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    program: str = ""
+    job: Mapping[str, str] = {}
+    end: End | None = None
+
+    @classmethod
+    def of(cls, hello: Mapping[str, Any]) -> Claim:
+        """What a watcher says of its rank."""
+        return cls(*(hello[name] for name in cls._fields[:-1]))
+
+
 class View(NamedTuple):
     """What one rank's watcher sees.
 
@@ -67,6 +96,7 @@ class View(NamedTuple):
         stack: frames of the main thread, the innermost first, if it waits there.
         inside: what torch has called there, e.g. `perform_nocolor_split`.
         torch, strategy: torch's version, and the shim's strategy.
+        job: see `Claim`.
     """
 
     rank: int
@@ -79,6 +109,7 @@ class View(NamedTuple):
     inside: str = ""
     torch: str = ""
     strategy: str = ""
+    job: Mapping[str, str] = {}
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> View:

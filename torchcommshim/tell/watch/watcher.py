@@ -17,10 +17,19 @@ import time
 
 from torchcommshim.ranges import shortened
 from torchcommshim.tell.watch import stacks
-from torchcommshim.tell.watch.hub import Hub, end_of, say, say_report, time_of_day
+from torchcommshim.tell.watch.hub import (
+    FOR_ITSELF,
+    Hub,
+    call_on,
+    end_of,
+    say,
+    say_alone,
+    say_report,
+    time_of_day,
+)
 from torchcommshim.tell.watch.process import started
 from torchcommshim.tell.watch.record import Entry, Reader
-from torchcommshim.tell.watch.views import GONE, End, Seen, View
+from torchcommshim.tell.watch.views import GONE, RENDEZVOUS, End, Seen, View
 from torchcommshim.tell.watch.wire import Line, Message
 
 _SLOWEST_LOOK_S = 5.0
@@ -48,12 +57,16 @@ class Watcher:
         self._hub = Hub(self._selector, socket.socket(fileno=orders["listener"]), orders)
         self._told: Entry | None = None  # the creation that the hub, or the user, was told of
         self._is_reported = False
+        self._passed = False  # the rank has left the rendezvous
+        self._hub_at: Message | None = None  # until the rank has reached the store
+        self._joined = 0.0  # when it has, on the monotonic clock
         self._line: Line | None = None  # to the hub
         self._is_welcome = False
+        self._visited: Line | None = None  # to the hub of a world in which there is no place for the rank
         self._successor: Message | None = None
-        self._turn_to(orders["hub"])
-        self._heard = heard  # from the rank
+        self._heard, self._how = b"", GONE  # from the rank
         self._ends = False
+        self._hear(heard)
         self._selector.register(0, selectors.EVENT_READ, self._hear_rank)
 
     def run(self) -> None:
@@ -65,9 +78,9 @@ class Watcher:
             self._look()
             self._hub.tick()
         farewell = {"bye": self._farewell()}
-        if self._line:
-            self._line.send(farewell)
-            self._line.flush()
+        for line in filter(None, (self._line, self._visited)):
+            line.send(farewell)
+            line.flush()
         self._hub.tell(farewell)
         self._hub.flush()
 
@@ -75,22 +88,52 @@ class Watcher:
 
     def _hear_rank(self, events: int) -> None:
         received = os.read(0, 4096)
-        self._heard += received
+        self._hear(received)
         self._ends = not received
+
+    def _hear(self, received: bytes) -> None:
+        """What the rank says: objects as `session.Session` sends them, one a line."""
+        *lines, self._heard = (self._heard + received).split(b"\n")
+        for message in map(json.loads, lines):
+            if "join" in message:
+                self._join(**message["join"])
+            elif "passed" in message:
+                self._passed = True
+            elif "visit" in message:
+                hello = {**self._mine, "visits": FOR_ITSELF}
+                self._visited = call_on(
+                    message["visit"], self._selector, hello, lambda *_: None, self._lose_visited
+                )
+            elif "bye" in message:
+                self._how = message["bye"]
+
+    def _join(self, hub: Message, other: Message | None) -> None:
+        """The rank has reached the store."""
+        self._joined = time.monotonic()
+        self._hub.token = hub["token"]
+        if self._told:
+            after_s = self._joined - self._told.started
+            say(f"hang report: rank {self._mine['rank']} has reached the store after {after_s:.0f} s.")
+            self._told = None
+        if other:
+            self._hub.visit(other)
+        self._turn_to(hub)
+
+    def _lose_visited(self, line: Line) -> None:
+        self._visited = None
 
     def _farewell(self) -> End:
         """How the rank has ended, and where it was."""
-        how = json.loads(self._heard)["bye"] if self._heard else GONE
         entries, now = self._record.entries(), time.monotonic()
         last = _unended(entries) or (entries[-1] if entries else None)
-        return End(how, time_of_day(), _seen(last, now) if last else None)
+        return End(self._how, time_of_day(), _seen(last, now) if last else None)
 
     def _look(self) -> None:
         """At the record: is a creation late, or has one that was late returned?"""
         entries = self._record.entries()
         now = time.monotonic()
         if self._told:
-            begun = [each for each in entries if each[:-1] == self._told[:-1]]
+            begun = [each for each in entries if each.started == self._told.started]
             if begun and not begun[0].ended:
                 return
             ended = begun[0].ended if begun else now
@@ -101,25 +144,31 @@ class Watcher:
             self._line.close()
             self._connect()
         late = _unended(entries)
-        if late and now - late.started > self._limit_s and (self._is_welcome or not self._line):
+        # What a rank has waited for the store is no delay of those who were there.
+        late_s = now - max(late.started, self._joined) if late else 0.0
+        if late and late_s > self._limit_s and (self._is_welcome or not self._line):
             self._told = late
             if self._line:
                 self._line.send({"late": True})
-            else:
+            elif self._hub_at:
                 why = f"the watcher of rank {self._hub_at['rank']} was not reached"
                 say_report(self._size, {self._mine["rank"]: self._view()}, apart=why)
+            else:
+                # No signal to a rank that connects to a store: it would break off, and say so at length.
+                say_alone(self._view(with_stack=False), self._orders["rendezvous"])
 
-    def _view(self) -> View:
+    def _view(self, *, with_stack: bool = True) -> View:
         entries, now = self._record.entries(), time.monotonic()
         bound, struck = self._record.facts()
         waits = _unended(entries)
         self._told = self._told or waits
         stack: list[str] = []
-        if waits and self._stack and now - waits.started > self._limit_s / 2:
+        if with_stack and waits and self._stack and now - waits.started > self._limit_s / 2:
             stack = stacks.take(self._stack)
             if waits.site in stack:
                 stack = stack[: stack.index(waits.site) + _CALLERS]
             stack = stack[:_FRAMES]
+        in_rendezvous = waits and not waits.number and not self._passed
         helper = next((frame for frame in stack if frame.endswith(" _new_process_group_helper")), "")
         return View(
             rank=self._mine["rank"],
@@ -129,9 +178,10 @@ class Watcher:
             bound=bound,
             struck=struck,
             stack=stack,
-            inside=stacks.called(helper) if helper else "",
+            inside=RENDEZVOUS if in_rendezvous else stacks.called(helper) if helper else "",
             torch=self._orders["torch"],
             strategy=self._orders["strategy"],
+            job=self._mine["job"],
         )
 
     # -- the hub ----------------------------------------------------------------------------------------
@@ -144,12 +194,11 @@ class Watcher:
         """Begin to connect to the hub's next address; without one, this rank is alone."""
         self._line, self._is_welcome = None, False
         self._welcome_until = time.monotonic() + _WELCOME_S
-        while self._addresses and not self._line:
+        while self._hub_at and self._addresses and not self._line:
             with contextlib.suppress(OSError):
                 address, port = self._addresses.pop(0), self._hub_at["port"]
                 self._line = Line.to(self._selector, address, port, self._hear_hub, self._lose_hub)
-                hello = {**self._mine, "token": self._orders["hub"]["token"], "host": socket.gethostname()}
-                self._line.send(hello)
+                self._line.send({**self._mine, "token": self._hub.token})
 
     def _hear_hub(self, line: Line, message: Message) -> None:
         if "welcome" in message:
@@ -165,16 +214,20 @@ class Watcher:
         elif "limit_s" in message:
             self._limit_s = self._hub.limit_s = message["limit_s"]
         elif "bye" in message:
-            self._hub.note_end(self._hub_at["rank"], end_of(message["bye"]))
+            self._note_hub_end(end_of(message["bye"]))
         elif "ended" in message:
             for rank, end in message["ended"].items():
                 self._hub.note_end(int(rank), end_of(end))
+
+    def _note_hub_end(self, end: End) -> None:
+        if self._hub_at:
+            self._hub.note_end(self._hub_at["rank"], end)
 
     def _lose_hub(self, line: Line) -> None:
         if not self._is_welcome:
             self._connect()
             return
-        self._hub.note_end(self._hub_at["rank"], End(GONE, time_of_day()))
+        self._note_hub_end(End(GONE, time_of_day()))
         successor, self._successor = self._successor, None
         if successor:
             self._turn_to(successor)
