@@ -48,6 +48,14 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def resumed(folder: str, iteration: int, last: int) -> str:
+    """A line that says from which checkpoint a run goes on, and how much is left."""
+    from_where = f"  loaded checkpoint from {folder} at iteration {iteration:7d}"
+    if iteration >= last:
+        return f"{from_where}; nothing is left to train, since --train-iters is {last}"
+    return f"{from_where}; {last - iteration} of {last} iterations are left"
+
+
 class Trainer:
     """Everything one rank needs, and the loop."""
 
@@ -77,6 +85,8 @@ class Trainer:
         self.saved = self.progress.iteration
         with agreed(groups.control):
             self.log = Log(args, self.progress.iteration)
+        if self.progress.iteration:
+            self.log.say(resumed(args.load, self.progress.iteration, args.train_iters))
         self.terminated = False
         signal.signal(signal.SIGTERM, self.on_sigterm)
 

@@ -103,6 +103,22 @@ def test_remedy_follows_the_strategy(monkeypatch, strategy, expected):
 
 @pytest.mark.once
 @pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("1", "strategy       auto  (TORCHCOMMSHIM=1, taken for auto)"),
+        ("true", "strategy       auto  (TORCHCOMMSHIM=true, taken for auto)"),
+        ("Strip", "strategy       strip  (TORCHCOMMSHIM=Strip)"),
+        ("auto", "strategy       auto  (TORCHCOMMSHIM=auto)"),
+    ],
+)
+def test_what_a_value_is_taken_for(monkeypatch, value, expected):
+    """A word that stands for a strategy is named with it; one that is a strategy stands for itself."""
+    monkeypatch.setenv("TORCHCOMMSHIM", value)
+
+    assert expected in doctor.as_text(doctor.examine()).splitlines()
+
+
+@pytest.mark.parametrize(
     ("torch", "nccl", "strategy", "expected"),
     [
         ("2.11.0+cu130", "2.28.9", "auto", 1),

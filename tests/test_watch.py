@@ -22,16 +22,29 @@ import pytest
 import torchcommshim
 from torchcommshim.ranges import shortened
 from torchcommshim.repair.calls import Call
-from torchcommshim.repair.rendezvous import of_store
+from torchcommshim.repair.rendezvous import Rendezvous, of_store, rendezvous
 from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
+from torchcommshim.tell import members
 from torchcommshim.tell.report import Report
-from torchcommshim.tell.watch import session, stacks
-from torchcommshim.tell.watch.diagnosis import Job, report
+from torchcommshim.tell.watch import hubs, session, stacks
+from torchcommshim.tell.watch.diagnosis import Job, alone, report
 from torchcommshim.tell.watch.observer import Watch
 from torchcommshim.tell.watch.record import Reader, Record, Struck
 from torchcommshim.tell.watch.session import Session
-from torchcommshim.tell.watch.views import EXITED, GONE, End, Seen, View
+from torchcommshim.tell.watch.views import (
+    EXITED,
+    GONE,
+    MUTE,
+    REFUSED,
+    RENDEZVOUS,
+    UNKNOWN,
+    UNREACHED,
+    Claim,
+    End,
+    Seen,
+    View,
+)
 
 pytestmark = [
     pytest.mark.once,
@@ -258,6 +271,96 @@ class TestRecord:
 
         assert unknown == (False, [])
         assert reader.facts() == (True, struck)
+
+
+class TestRendezvous:
+    ENVIRONMENT = {"MASTER_ADDR": "node-a", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "4"}  # noqa: RUF012
+
+    def read(self, environment=ENVIRONMENT, **arguments):
+        given = {"init_method": None, "rank": -1, "world_size": -1, "store": None, **arguments}
+        return rendezvous(given, environment)
+
+    def test_environment(self):
+        """Without arguments, and with env://, the variables say who is where; rank 0 serves the store."""
+        expected = Rendezvous("env://", 1, 4, "node-a", 29500)
+
+        assert [self.read(), self.read(init_method="env://")] == [expected] * 2
+        assert not expected.serves
+        assert self.read({**self.ENVIRONMENT, "RANK": "0"}).serves
+
+    def test_agent(self):
+        """Under torchrun an agent serves the store, and no rank does."""
+        found = self.read({**self.ENVIRONMENT, "RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+        assert (found.by_agent, found.serves) == (True, False)
+
+    def test_arguments(self):
+        """Arguments come before the URL, and that before the environment."""
+        url = "env://?rank=2"
+
+        assert self.read(init_method=url) == Rendezvous("env://", 2, 4, "node-a", 29500)
+        assert self.read(rank=3, world_size=8) == Rendezvous("env://", 3, 8, "node-a", 29500)
+
+    def test_urls(self):
+        """tcp:// names the store's host; other schemes have no store that ranks connect to."""
+        who = {"rank": 0, "world_size": 2}
+
+        assert self.read({}, init_method="tcp://[::1]:7", **who) == Rendezvous("tcp://", 0, 2, "::1", 7)
+        assert self.read({}, init_method="tcp://a:7?rank=0&world_size=2").serves
+        assert self.read({}, init_method="file:///tmp/x", **who) == Rendezvous("file://", 0, 2)
+
+    def test_store(self):
+        """A store that the caller has made is there already: nobody waits in its constructor."""
+        store = SimpleNamespace(underlying_store=SimpleNamespace(host="node-b", port=7))
+        found = self.read({}, store=store, rank=0, world_size=2)
+
+        assert found == Rendezvous("store", 0, 2, "node-b", 7)
+        assert not found.serves
+
+    @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
+    def test_what_torch_refuses(self, name):
+        """What is missing or makes no sense is for torch to complain about."""
+        missing = {key: value for key, value in self.ENVIRONMENT.items() if key != name}
+
+        assert self.read(missing) is None
+        assert name == "MASTER_ADDR" or self.read({**self.ENVIRONMENT, name: "x"}) is None
+        assert name != "RANK" or self.read({**self.ENVIRONMENT, name: "4"}) is None
+
+
+class TestHubs:
+    def come(self, store, *ranks):
+        """Ranks `(size, name)` come to a store; the names of the hubs that each finds: its own, another."""
+        found = [hubs.find(store, size, {"name": name}) for size, name in ranks]
+        return [(each.hub["name"], each.other and each.other["name"]) for each in found]
+
+    def test_worlds_one_after_the_other(self):
+        """The first of each finds its own world's hub, and that of the world before it."""
+        assert self.come(Store(), *((2, name) for name in "abcd")) == [
+            ("a", None),
+            ("a", None),
+            ("c", "a"),
+            ("c", None),
+        ]
+
+    def test_worlds_of_two_sizes(self):
+        """Their ranks come in any order: each finds its own world's hub, and one first the other world's."""
+        assert self.come(Store(), (4, "a"), (2, "x"), (4, "b"), (2, "y"), (4, "c"), (4, "d")) == [
+            ("a", None),
+            ("x", "a"),
+            ("a", None),
+            ("x", None),
+            ("a", None),
+            ("a", None),
+        ]
+
+    def test_look(self):
+        """Who only looks finds those that have come last, and is not counted."""
+        store = Store()
+        before = hubs.look(store)
+        self.come(store, (2, "a"), (2, "b"), (2, "c"))
+
+        assert (before, hubs.look(store)["name"]) == (None, "c")
+        assert self.come(store, (2, "d")) == [("c", None)]
 
 
 class TestWatch:
@@ -690,6 +793,17 @@ def view(rank, *creations, **keywords):
     return View(rank, "node-a", 1000 + rank, creations, **keywords)
 
 
+def view_of(rank, *groups):
+    """A rank that waits in the last of these groups, and has made the others."""
+    ended = [9.0] * (len(groups) - 1) + [None]
+    made = (seen(number, ranks, ended=end) for number, (ranks, end) in enumerate(zip(groups, ended), 1))
+    return view(rank, *made)
+
+
+def claim(rank, pid, host="node-a", *, size=4, job=None):
+    return Claim(rank, size, host, pid, "train.py", job or {})
+
+
 def told(*views, size=4, **keywords):
     return report(Job(size, {each.rank: each for each in views}, **keywords))
 
@@ -755,6 +869,177 @@ class TestDiagnosis:
 
         assert text.startswith("all ranks that it takes are in #1 new_group [0,1]")
         assert "NCCL_DEBUG=INFO" in text
+
+    def test_network_where_another_cause_is_known(self):
+        """That one group is complete says nothing while another waits for a rank that is elsewhere."""
+        complete = [view(rank, seen(1, "0,1")) for rank in (0, 1)]
+        text = cause(*complete, view(2, seen(2, "2,3")), view(3, seen(0, "0-3", kind="world", ended=9.0)))
+
+        assert text.startswith("rank 3 has not come to #2 new_group [2,3]")
+        assert "network" not in text
+
+    def test_rank_that_does_not_answer(self):
+        """One that is needed, and whose watcher does not answer, is named; no other is, nor the network."""
+        text = cause(*(view(rank, seen(2, "0-2")) for rank in (0, 1)), silent=[2, 3])
+
+        assert text == (
+            "rank 2, needed for #2 new_group [0-2] gloo at train.py:2 main, cannot be asked: the process "
+            "or the "
+            "host is stopped."
+        )
+
+    def test_rank_that_has_passed(self):
+        """One that has returned is named only where no other is missing."""
+        waits, passed = view(0, seen(2, "0-2")), view(1, seen(2, "0-2", ended=3.0))
+        late = view(2, seen(1, ended=9.0))
+
+        assert cause(waits, passed, passed._replace(rank=2)).startswith("ranks 1,2 have returned from #2")
+        assert "returned from #2" not in cause(waits, passed, late)
+
+    def in_the_rendezvous(self, *ranks, size=4):
+        return [view(rank, seen(0, f"0-{size - 1}", kind="world"), inside=RENDEZVOUS) for rank in ranks]
+
+    def test_rank_that_serves_the_store(self):
+        """It waits in the rendezvous: it is there, and so are those who are connected to it."""
+        serving, *others = self.in_the_rendezvous(0, 1, 2)
+        passed = [others[0].seen[0]._replace(name="0")]
+        others = [each._replace(inside="ProcessGroupGloo", seen=passed) for each in others]
+        text = told(serving, *others)
+
+        assert text.splitlines()[1:4] == [
+            "  rank  0    waiting for 120 s in the rendezvous: #0 init_process_group gloo at train.py:0 main",
+            "  ranks 1,2  waiting for 120 s in ProcessGroupGloo: #0 init_process_group gloo at train.py:0 "
+            "main",
+            "  rank  3    not heard of: not started, without torchcommshim, or cut off",
+        ]
+        assert cause(serving, *others) == (
+            "nothing is heard of rank 3, needed for #0 init_process_group gloo at train.py:0 main."
+        )
+
+    def test_processes_that_claim_one_rank(self):
+        """Each is named with host and number, and so is who is left out; no rank is said to be missing."""
+        claims = [claim(0, 10), claim(0, 20, "node-b"), claim(1, 11), claim(1, 21, "node-b")]
+        text = cause(*self.in_the_rendezvous(0, 1), claims=claims)
+
+        assert text == (
+            "several processes claim one rank: rank 0 by process 10 on node-a (train.py) and process 20 on "
+            "node-b (train.py); rank 1 by process 11 on node-a (train.py) and process 21 on node-b "
+            "(train.py). "
+            "Nobody claims ranks 2,3. RANK is wrong in one of them, or two jobs use one MASTER_PORT."
+        )
+
+    def test_jobs_that_claim_one_rank(self):
+        """What schedulers call their jobs tells two jobs from a wrong RANK, unless they call them alike."""
+        one, other = claim(1, 10, job={"SLURM_JOB_ID": "7"}), claim(1, 20, job={"SLURM_JOB_ID": "8"})
+        two_jobs = "They are two jobs, of SLURM_JOB_ID 7 and 8, that use one MASTER_PORT: give each its own."
+        waiting = self.in_the_rendezvous(0, 1)
+
+        assert cause(*waiting, claims=[one, other]).endswith(two_jobs)
+        assert "They are two jobs" not in cause(*waiting, claims=[one, other._replace(job=one.job)])
+        assert "They are two jobs" not in cause(*waiting, claims=[one, other._replace(job={})])
+
+    def test_claims_once_the_world_is_made(self):
+        """A process that came too late for the world is not why a later creation waits."""
+        waiting = [view(rank, seen(1, "0-3")) for rank in (0, 1, 2)]
+        late = {"claims": [claim(0, 10), claim(0, 20)], "others": [claim(1, 30, size=2)]}
+
+        assert cause(*waiting, **late).startswith("nothing is heard of rank 3, needed for #1")
+
+    @pytest.mark.parametrize(
+        ("size", "why"),
+        [
+            (2, "Two jobs use one MASTER_PORT, or WORLD_SIZE is not the same for all ranks of one job."),
+            (
+                4,
+                "Two jobs use one MASTER_PORT, or more processes were started than WORLD_SIZE says, or "
+                "only a part "
+                "of a job was started again.",
+            ),
+        ],
+    )
+    def test_two_worlds_in_one_store(self, size, why):
+        """One process of each is named, and what may have brought them there."""
+        other = claim(1, 30, "node-b", size=size)
+
+        assert cause(*self.in_the_rendezvous(1, 2), others=[other]) == (
+            "two worlds meet in one store: here, rank 1 of 4 is process 1001 on node-a; in the other, "
+            "rank 1 of "
+            f"{size} is process 30 on node-b (train.py). {why}"
+        )
+
+    def test_earlier_world(self):
+        """The keys of an earlier world are the cause only if no rank is missing, and in no later creation."""
+        earlier, everybody = claim(1, 30), self.in_the_rendezvous(0, 1, 2, 3)
+        later = [view(rank, seen(1, "0-3")) for rank in range(4)]
+
+        assert cause(*everybody, earlier=earlier).startswith(
+            "the store holds the keys of an earlier world, in which rank 1 of 4 was process 30 on node-a"
+        )
+        assert "network" not in cause(*everybody, earlier=earlier)
+        assert "earlier world" not in cause(*everybody[:3], earlier=earlier)
+        assert "earlier world" not in cause(*later, earlier=earlier)
+        assert "earlier world" not in cause(*everybody)
+
+    @pytest.mark.parametrize(
+        ("place", "found", "expected"),
+        [
+            ({}, REFUSED, "nobody listens there. The store is to be served by rank 0,"),
+            ({"by_agent": True}, REFUSED, "The store is to be served by the agent of torchrun,"),
+            ({}, UNKNOWN, "this host does not know that name. Look at MASTER_ADDR."),
+            ({}, UNREACHED, "that host does not answer. Is it up,"),
+            ({}, MUTE, "something listens there, and does not answer as rank 0 would"),
+            ({"rank": 0}, MUTE, "It serves the store at node-a:29500, until all ranks have connected."),
+            ({"method": "file://", "host": "", "port": 0}, None, "It has no store yet, by file://."),
+        ],
+    )
+    def test_no_store(self, place, found, expected):
+        """A rank that has reached no store says in one line where it waits, and what it finds there."""
+        (waiting,) = self.in_the_rendezvous(place.get("rank", 2))
+        store = {"host": "node-a", "port": 29500}
+        place = Rendezvous(**{"method": "env://", "rank": 2, "size": 4, **store, **place})
+        text = alone(waiting, place, found)
+
+        assert text.startswith(
+            f"hang report: rank {place.rank} of 4 (process {1000 + place.rank} on node-a) waits in the "
+            "rendezvous "
+            "for 120 s by now, at train.py:0 main. It "
+        )
+        assert expected in text
+        assert "\n" not in text
+
+    def test_only_members(self):
+        """Where only the members of a group have made a call, the rule is added."""
+        waiting = [view(rank, seen(1, "0,1", ended=9.0), seen(2, "0-3")) for rank in (0, 1)]
+        others = [view(rank, seen(1, "0-3")) for rank in (2, 3)]
+
+        assert cause(*waiting, *others).endswith(members.RULE)
+
+    def test_only_members_of_a_split(self):
+        """In a bound world they wait for the others: the rule is added, unless a member is missing too."""
+        waiting = [view(rank, seen(1, "0,1"), bound=True) for rank in (0, 1)]
+        others = [view(rank, seen(0, "0-3", kind="world", ended=9.0), bound=True) for rank in (2, 3)]
+        missing = others[0]._replace(rank=1)
+
+        assert cause(*waiting, *others).startswith(
+            f"ranks 2,3 have not come to #1 new_group [0,1] gloo at train.py:1 main. {members.RULE} `py-spy"
+        )
+        assert members.RULE not in cause(waiting[0], missing, *others)
+
+    @pytest.mark.parametrize(
+        "views",
+        [
+            [view_of(0, "0,1"), view_of(1, "0,1"), view_of(2, "1-3", "0,1"), view_of(3, "1-3", "0,1")],
+            [view_of(0, "0,1"), view_of(1, "1,2"), view_of(2, "1,2"), view_of(3, "1,2")],
+            [view_of(0, "0-2"), view_of(1, "0-1"), view_of(2, "0-2"), view_of(3, "0-2")],
+        ],
+        ids=["outsiders-made-it-later", "a-member-made-another", "other-list"],
+    )
+    def test_not_only_members(self, views):
+        """Ranks that make the same groups in another order, or another group, are not told that rule."""
+        text = cause(*views)
+
+        assert text.startswith("ranks do not make the same groups in the same order")
+        assert members.RULE not in text
 
     def test_defect(self):
         """The first creation that a defect strikes is named before all else, though a later one waits."""

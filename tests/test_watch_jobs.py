@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
 import time
 
@@ -188,6 +189,117 @@ def test_fault(tmp_path, program, size, expected):
     assert job.said.count("hang report") == 1
     assert re.search(f"likely cause: {expected}", job.text), job.said
     assert any(job.codes)
+
+
+def _free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _meet(rank, size, port, **environment):
+    """Make a world over a store that rank 0 serves."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(size), **environment)
+    dist.init_process_group("gloo")
+
+
+def test_rank_that_never_starts(tmp_path):
+    """It alone is named: rank 0, which waits for it in the constructor of the store, is there."""
+    port = _free_port()
+
+    def program(rank, size, store):
+        if rank == 3:
+            time.sleep(DEADLINE_S)
+        _meet(rank, size, port)
+
+    job = Job(program, 4, tmp_path).run(until="innermost call first")
+
+    assert job.said.count("hang report") == 1
+    assert "3 of 4 ranks wait" in job.said
+    assert re.search(
+        r"rank  0 +waiting for \d+ s in the rendezvous: #0 init_process_group gloo at \S+ _meet\n"
+        r"  ranks 1,2 +waiting for \d+ s in ProcessGroupGloo: #0 .*\n"
+        r"  rank  3 +not heard of",
+        job.said,
+    ), job.said
+    assert re.search("likely cause: nothing is heard of rank 3, needed for #0", job.text), job.said
+
+
+def test_store_that_nobody_serves(tmp_path):
+    """Each rank says for itself where it waits, and for whom; and that it has come, once it has."""
+    port, limit_s = _free_port(), 1.5
+
+    def program(rank, size, store):
+        if rank == 0:
+            time.sleep(3 * limit_s)
+        _meet(rank, size, port)
+        dist.barrier()
+
+    job = Job(program, 3, tmp_path, TORCHCOMMSHIM_HANG_REPORT_S=str(limit_s)).run()
+
+    lines = re.findall(r"hang report: (rank \d .*)", job.said)
+    assert [re.sub(r"\d+ s|process \d+ on [^)]+|/\S+:\d+ ", "", line) for line in lines] == [
+        text
+        for rank in (1, 2)
+        for text in (
+            f"rank {rank} of 3 () waits in the rendezvous for  by now, at _meet. It has not reached the "
+            "store at "
+            f"127.0.0.1:{port}: nobody listens there. The store is to be served by rank 0, which has not "
+            "started, "
+            "or has ended, or was given another MASTER_ADDR or MASTER_PORT.",
+            f"rank {rank} has reached the store after .",
+        )
+    ]
+    assert "Interrupted" not in job.said
+    assert job.codes == [0] * 3
+
+
+def test_two_processes_that_claim_one_rank(tmp_path):
+    """Each is named, also the one that has ended since its port was taken; and who nobody claims to be."""
+    port = _free_port()
+
+    def program(rank, size, store):
+        time.sleep(0.5 * (rank > 1))
+        _meet(rank % 2, size, port)
+
+    job = Job(program, 4, tmp_path).run(until="innermost call first")
+
+    process = r"process (\d+) on \S+ \(.*?\)"
+    first = re.search(rf"rank 0 by {process} and {process}; rank 1 by {process} and {process}\.", job.text)
+    assert first, job.said
+    assert len(set(first.groups())) == 4
+    assert "Nobody claims ranks 2,3." in job.text
+    assert re.search(
+        rf"rank 0 of 4 cannot serve the store at 127.0.0.1:{port}, since another process does: there, "
+        r"rank [01] of 4 is process \d+ on",
+        job.text,
+    )
+    assert re.search("likely cause: several processes claim one rank: ", job.text)
+
+
+@pytest.mark.parametrize("size", [3, 5], ids=["same-size", "other-size"])
+def test_two_jobs_on_one_port(tmp_path, size):
+    """Ranks that have come to the store of another job are told so, with a process of it."""
+    port = _free_port()
+
+    def program(rank, _, store):
+        if rank < 3:  # the job that was there first is well
+            _meet(rank, 3, port, SLURM_JOB_ID="17")
+            time.sleep(DEADLINE_S)
+        time.sleep(2.0)
+        _meet(size - 2, size, port, SLURM_JOB_ID="18")
+
+    job = Job(program, 4, tmp_path).run(until="innermost call first")
+
+    assert job.said.count("hang report: ") == 1
+    assert re.search(
+        rf"likely cause: two worlds meet in one store: here, rank {size - 2} of {size} is process \d+ on "
+        rf"\S+; "
+        r"in the other, rank \d of 3 is process \d+ on \S+ \(.*?\). They are two jobs, of SLURM_JOB_ID 18 "
+        r"and "
+        "17, that use one MASTER_PORT: give each its own.",
+        job.text,
+    ), job.said
 
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["the-hub's", "another"])

@@ -9,7 +9,8 @@
 | `TORCHCOMMSHIM_HANG_REPORT_S` | seconds, 0 or off for none          | 120     |
 | `TORCHCOMMSHIM_TRACE`         | a folder                            | none    |
 
-The usual words for true and false stand for the default of the first two and `off`.  A value that is not
+The usual words for true (1, true, on, yes) stand for the default of the first two: `TORCHCOMMSHIM=1` is auto;
+those for false (0, false, no) stand for `off`.  A value that is not
 known costs one warning that lists what is accepted; the default is kept.
 """
 

@@ -58,6 +58,19 @@ def test_resume_is_exact(train, saved, half_done, tmp_path):
     assert run.log("grad norm") == saved[1].log("grad norm")[4:]
     assert actual.keys() == expected.keys()
     assert [name for name in expected if not actual[name].equal(expected[name])] == []
+    resumed = f"  loaded checkpoint from {half_done} at iteration       4; 4 of 8 iterations are left"
+    assert run.out[-1].splitlines().count(resumed) == 1
+
+
+def test_resume_at_the_end(train, saved):
+    """A run whose checkpoint is at the last iteration says so, trains nothing, and ends well."""
+    run = train(1, RESUME.format(saved[0]).replace(STAGES_2, ""))
+
+    assert (run.codes, run.log("lm loss")) == ([0], [])
+    assert run.out[-1].strip() == (
+        f"loaded checkpoint from {saved[0]} at iteration       8; nothing is left to train, since "
+        "--train-iters is 8"
+    )
 
 
 def test_other_layout_can_load(train, saved, half_done):

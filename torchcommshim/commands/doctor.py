@@ -67,8 +67,8 @@ def examine() -> dict[str, Any]:
         "sitecustomize": _sitecustomize(),
         "torch": {"version": version, "folder": next(iter(torch.__path__))} if torch else None,
         "nccl": nccl,
-        "strategy": {"value": variables.strategy, "from": _origin(settings.STRATEGY)},
-        "agreement": {"value": variables.agreement, "from": _origin(settings.AGREEMENT)},
+        "strategy": {"value": variables.strategy, "from": _origin(settings.STRATEGY, variables.strategy)},
+        "agreement": {"value": variables.agreement, "from": _origin(settings.AGREEMENT, variables.agreement)},
         "check_order": {"value": variables.check_order, "from": _origin(settings.CHECK_ORDER)},
         "hang_report_s": {"value": variables.hang_report_s, "from": _origin(settings.HANG_REPORT_S)},
         "trace": {"value": variables.trace, "from": _origin(settings.TRACE)},
@@ -120,9 +120,11 @@ def _nccl_version(torch: Any) -> str | None:
         return None
 
 
-def _origin(variable: str) -> str:
+def _origin(variable: str, taken: str = "") -> str:
+    """Where a setting is from, and what its value was taken for, if that is another word (1 is auto)."""
     value = os.environ.get(variable)
-    return "default" if not value else f"{variable}={value}"
+    other = f", taken for {taken}" if taken and value and value.strip().lower() != taken else ""
+    return "default" if not value else f"{variable}={value}{other}"
 
 
 def _wrapped(c10d: Any) -> dict[str, dict[str, Any]]:

@@ -93,7 +93,7 @@ def alone(view: View, place: Rendezvous, found: str | None) -> str:
         found: what comes of connecting to that place; None where there is nothing to connect to.
     """
     creation = view.waits or view.seen[-1]
-    server = "torchrun's agent" if place.by_agent else "rank 0"
+    server = "the agent of torchrun" if place.by_agent else "rank 0"
     if place.serves:
         why = f"It serves the store at {place.place}, until all ranks have connected"
     elif found:
@@ -108,8 +108,8 @@ def alone(view: View, place: Rendezvous, found: str | None) -> str:
 
 _UNREACHED = {
     UNKNOWN: "this host does not know that name. Look at MASTER_ADDR",
-    REFUSED: "nobody listens there. {0} is to serve the store; it has not started, or has ended, or "
-    "was given another MASTER_ADDR or MASTER_PORT",
+    REFUSED: "nobody listens there. The store is to be served by {0}, which has not started, or has "
+    "ended, or was given another MASTER_ADDR or MASTER_PORT",
     UNREACHED: "that host does not answer. Is it up, do the other hosts know it as MASTER_ADDR, and does a "
     "firewall let them reach MASTER_PORT",
     MUTE: "something listens there, and does not answer as {} would: another program, or one that is stopped",
@@ -194,7 +194,8 @@ def _causes(job: Job) -> list[str]:
             inside[seen.call].add(rank)
         for ranks in list(inside.values())[:_CAUSES]:
             found += _missing(job, ranks)
-        found = found or [_connecting(job, ranks) for ranks in inside.values() if _absent(job, ranks) == set()]
+        complete = [ranks for ranks in inside.values() if _absent(job, ranks) == set()]
+        found = found or [_connecting(job, ranks) for ranks in complete]
     return found[:_CAUSES]
 
 
@@ -376,7 +377,7 @@ def _connecting(job: Job, inside: set[int]) -> str:
         return (
             f"the store holds the keys of an earlier world, in which rank {job.earlier.rank} of "
             f"{job.earlier.size} was {_process(job.earlier)}. All ranks are in {what}, and may have read "
-            "what is left of it there. Make each world over a store of its own: a new port, file or PrefixStore."
+            "what is left of it there. Make each world over a store of its own: a new port, file or prefix."
         )
     return (
         f"all ranks that it takes are in {what}, so connecting them does not succeed. Look at the "
