@@ -24,7 +24,7 @@ from torchcommshim.repair.calls import Call
 from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
 from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
-from torchcommshim.tell import order
+from torchcommshim.tell import members, order
 from torchcommshim.tell.order import OrderCheck, OrderError
 from torchcommshim.tell.report import Report
 
@@ -82,6 +82,7 @@ def message_of(errors):
 
 
 A, B, C = new_group(0, 1), new_group(0, 2), new_group(2, 3)
+W = new_group(0, 1, 2, 3)
 A_NCCL = new_group(0, 1, backend="nccl")
 
 # Scripts; the first call that differs; and its versions: rank, its creation, what it makes.
@@ -185,6 +186,30 @@ def test_rank_that_never_comes():
         "  rank 2: creation 2, the local group [2] (gloo), at rank2.py:2 main\n"
         "  rank 0 waits for them: creation 2, new_group [0,2] (gloo), at rank0.py:2 main"
     )
+
+
+@once
+def test_only_members():
+    """If only members call new_group the rule is added, whether others make another group or none."""
+    others_go_on = message_of(play([A, W], [A, W], [W], [W]))
+    others_stay_away = message_of(play([A], [A], [], [], timeout_s=30))
+
+    assert others_go_on.startswith("ranks differ in call 1 of new_group;")
+    assert others_stay_away.startswith("ranks did not come to call 1 of new_group;")
+    assert [text.splitlines()[-1] for text in (others_go_on, others_stay_away)] == [members.RULE] * 2
+
+
+@once
+@pytest.mark.parametrize(
+    ("scripts", "timeout_s"),
+    [(([A], [new_group(0, 1, 2)], [W], [W]), None), (([A], [], [A], [A]), 30), (([W], [W], [W], []), 30)],
+    ids=["a-member-makes-another", "a-member-is-missing", "all-are-members"],
+)
+def test_not_only_members(scripts, timeout_s):
+    """Elsewhere the rule is not said."""
+    errors = play(*scripts, **({"timeout_s": timeout_s} if timeout_s else {}))
+
+    assert members.RULE not in message_of(errors)
 
 
 @once
