@@ -446,6 +446,40 @@ class TestWatch:
         until(lambda: not is_there(first))
         assert len(watchers()) == 1
 
+    def entered(self, rank=1, size=2):
+        """A watch whose rank has entered a world, the call, and a reader of its record."""
+        watch, entry = Watch(reporting(), STATE), world(rank, size, backend="undefined")
+        watch.enter(entry, Rendezvous("env://", rank, size, "127.0.0.1", 29500))
+        reader = Reader.__new__(Reader)
+        reader._memory, reader._slot_size = watch._session.record._memory, watch._session.record._slot_size
+        return watch, entry, reader
+
+    def test_wait_begins_at_the_entry(self):
+        """A world is one wait, from its entry to its end, with one watcher; its backend is known later."""
+        watch, entry, reader = self.entered()
+        (in_rendezvous,) = reader.entries()
+        made = world(1, 2)
+        watch.begin(made, Store())
+        (begun,) = reader.entries()
+        watch.end(made, None)
+        watch.leave(entry, None)
+        (ended,) = reader.entries()
+
+        assert begun == in_rendezvous._replace(backend="gloo")
+        assert ended == begun._replace(ended=ended.ended)
+        assert ended.ended > ended.started
+        assert len(watchers()) == 1
+
+    def test_error_in_the_rendezvous(self):
+        """A rank that gets no store waits no more; the next attempt has a watcher of its own."""
+        watch, entry, reader = self.entered()
+        watch.leave(entry, RuntimeError("no store"))
+        (left,) = reader.entries()
+        watch.enter(world(1, 2), Rendezvous("env://", 1, 2, "127.0.0.1", 29500))
+
+        assert left.ended > left.started
+        until(lambda: len(watchers()) == 1)
+
     def test_fork(self):
         """What a fork makes is not taken for a creation of its parent."""
         watch, made = Watch(reporting(), STATE), world(size=2)
