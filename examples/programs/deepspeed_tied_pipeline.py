@@ -4,7 +4,7 @@
 torchrun --nproc_per_node 4 deepspeed_tied_pipeline.py
 
 DeepSpeed gives init_process_group a device_id where its signature has one. torch 2.3 and 2.4: the group of
-the tied embedding leaves the middle stages out. They split the world for it at once, its members on first use.
+the tied embedding leaves the middle stages out. They split the world for it at once; its members split later.
 https://github.com/pytorch/pytorch/issues/134314
 """
 
