@@ -19,8 +19,7 @@ fi
 has() { "${PYTHON:-python3}" -c "import importlib.util, sys; sys.exit(not importlib.util.find_spec('$1'))"; }
 
 if ! has transformer_engine && ! has apex; then
-    export TRANSFORMER_IMPL=local
-    export PYTHONPATH=$here/megatron_lm_without_te${PYTHONPATH:+:$PYTHONPATH}
+    export TRANSFORMER_IMPL=local VIA="${VIA:-} $here/megatron_lm_without_apex.py"
     EXTRA_ARGS="--no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion ${EXTRA_ARGS:-}"
 fi
 export SIZE=${SIZE:-report} EXTRA_ARGS=${EXTRA_ARGS:-}
