@@ -2,8 +2,8 @@
 """Run Megatron-LM without Transformer Engine and apex: megatron_lm_without_apex.py SCRIPT FLAGS...
 
 Its distributed optimizer of 2024 refuses to start without one of the two. Where it does not insist, it takes
-torch's AdamW for apex's FusedAdam (megatron/core/optimizer/__init__.py); so does this. `import apex` still fails,
-since nothing else of it is here.
+torch's AdamW for apex's FusedAdam (megatron/core/optimizer/__init__.py), and so does this. `import apex`
+still fails, since nothing else of it is here.
 """
 
 import os
