@@ -20,7 +20,7 @@ from torchcommshim import settings
 from torchcommshim.commands import environment
 from torchcommshim.repair import defects
 from torchcommshim.repair.policy import INDEPENDENT, SPLIT_NOW, decide
-from torchcommshim.repair.traits import WRAPPED, Traits, code_of_module, probe, release
+from torchcommshim.repair.traits import OPTIONAL, WRAPPED, Traits, code_of_module, probe, release
 from torchcommshim.tell import report
 
 C10D = "torch.distributed.distributed_c10d"
@@ -127,7 +127,11 @@ def _origin(variable: str) -> str:
 
 def _wrapped(c10d: Any) -> dict[str, dict[str, Any]]:
     """For each function: is our wrapper in place, and which modules wrap it, outermost first."""
-    return {name: _chain(getattr(c10d, name, None)) for name in WRAPPED}
+    return {
+        name: _chain(getattr(c10d, name, None))
+        for name in (*WRAPPED, *OPTIONAL)
+        if name in WRAPPED or hasattr(c10d, name)
+    }
 
 
 def _chain(function: Any) -> dict[str, Any]:
