@@ -29,12 +29,21 @@ class Split(NamedTuple):
         turn: how often it has been split, with this time.
         ranks: of the parent, in the world.
         parts: those of each new group.
+        even: see `Creation`.
+        by_mesh: a DeviceMesh asked for it, which makes its groups by `new_group` where it cannot split.
     """
 
     parent: str
     turn: int
     ranks: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
+    even: bool = True
+    by_mesh: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Some of the parent's ranks are in none of the new groups."""
+        return sum(map(len, self.parts)) < len(self.ranks)
 
 
 class Call(NamedTuple):

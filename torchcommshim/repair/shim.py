@@ -16,12 +16,14 @@ and the original function is called as it was.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from types import FrameType
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar, Union
 from weakref import WeakKeyDictionary
 
@@ -409,7 +411,8 @@ class Shim:
         named = tuple(tuple(ranks[place] for place in _ranks(part)) for part in parts)
         name = str(c10d._world.pg_names[parent])
         memory.splits[name] += 1
-        split = Split(name, memory.splits[name], ranks, named)
+        even = not self.traits.split_names_differ or all(map(memory.known.are_even, named))
+        split = Split(name, memory.splits[name], ranks, named, even, _is_called_by_mesh())
         own = next((part for part in named if memory.rank in part), ())
         backend = str(get("backend") or c10d._world.pg_map[parent][0]).lower()
         site = self._site()
@@ -421,23 +424,16 @@ class Shim:
 
     def _plan_split(self, splitting: Splitting, split: Split) -> Plan | None:
         call, memory = splitting.call, splitting.memory
-        partial_, even = self._shape(memory, split)
-        sort = (SPLIT, call.backend, len(split.ranks), partial_, even, self.state.world.bound_device_id)
+        device = self.state.world.bound_device_id
+        sort = (SPLIT, call.backend, device, memory.stripped, len(split.ranks), split.partial, split.even)
         if sort not in memory.decided:
-            creation = self.state.describe(SPLIT, split.ranks, call.backend, stripped=memory.stripped)
-            creation = replace(creation, partial=partial_, even=even)
+            creation = self.state.describe(SPLIT, (), call.backend, stripped=memory.stripped, split=split)
             decision = decide(creation, self.traits, self.strategy)
             memory.decided[sort] = None if decision == NOTHING else (creation, decision)
         decided = memory.decided[sort]
         if decided is None:
             return None
         return Plan(decided[0], split.ranks, decided[1], (), {}, speaks=call.rank == split.ranks[0])
-
-    def _shape(self, memory: Memory, split: Split) -> tuple[bool, bool]:
-        """Does the split leave ranks out, and are those of each part in equally many groups?"""
-        is_partial = sum(map(len, split.parts)) < len(split.ranks)
-        names = self.traits.split_names_differ
-        return is_partial, not names or all(memory.known.are_even(part) for part in split.parts)
 
     def _leaves_count(self, splitting: Splitting) -> bool:
         """torch would advance its counter on the ranks of the parent, which are not all ranks."""
@@ -535,6 +531,14 @@ class Shim:
 def _ranks(given: Any) -> tuple[int, ...]:
     """A list of ranks as plain numbers; a direct caller may name none."""
     return () if given is None else tuple(map(int, given))
+
+
+def _is_called_by_mesh() -> bool:
+    """The innermost caller that is not ours is torch's DeviceMesh."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torchcommshim"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch.distributed.device_mesh"
 
 
 def _clear_split_source(options: Any) -> None:
