@@ -149,6 +149,7 @@ def _patch(c10d: ModuleType, *, late: bool) -> None:
         _replaced.append((original, wrapper))
     if late:
         _replace_everywhere(_replaced)
+    wrapt.register_post_import_hook(_leave_uncompiled, "torch._dynamo")
 
 
 def _present(c10d: ModuleType) -> tuple[str, ...]:
@@ -164,11 +165,29 @@ def _wrapper(original: Original, name: str, actions: dict[str, Action]) -> Origi
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return actions[name](original, args, kwargs)
+        return _act(actions, name, original, args, kwargs)
 
     # inspect.getfullargspec, unlike inspect.signature, does not look beneath a wrapper.
     wrapper.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return wrapper
+
+
+def _call(actions: dict[str, Action], name: str, original: Original, args: Args, kwargs: Kwargs) -> Any:
+    return actions[name](original, args, kwargs)
+
+
+_act = _call
+
+
+def _leave_uncompiled(dynamo: ModuleType) -> None:
+    """Have torch.compile break its graph at our action, and compile nothing from there on.
+
+    It breaks there without us too, but skips torch's files, where it would compile each of our frames.  Its
+    `disable` is `torch.compiler.disable`, which imports torch._dynamo: so this waits until somebody does.
+    """
+    global _act
+    with contextlib.suppress(Exception):  # compiled, it does the same
+        _act = dynamo.disable(_call)
 
 
 def _say_why_not(current: report.Report, original: Original, args: Args, kwargs: Kwargs) -> Any:
