@@ -39,7 +39,8 @@ def changes(release: str) -> str:
         ValueError: nothing, or not on which day it was released.
     """
     text = (ROOT / "CHANGELOG.md").read_text()
-    found = re.search(rf"^## \[{re.escape(release)}\] - (\S+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    section = rf"^## \[{re.escape(release)}\] - (\S+)\n(.*?)(?=^## |\Z)"
+    found = re.search(section, text, re.MULTILINE | re.DOTALL)
     if found is None or not re.fullmatch(r"\d{4}-\d\d-\d\d", found[1]):
         raise ValueError(f"CHANGELOG.md has no section `## [{release}] - YYYY-MM-DD`")
     return found[2].strip() + "\n"
@@ -52,7 +53,7 @@ def requirements() -> list[str]:
 
 
 def sbom() -> str:
-    """The software bill of materials, as CycloneDX: this package, which bundles nothing, and its requirements."""
+    """The bill of materials, as CycloneDX: this package, which bundles nothing, and its requirements."""
     needed = [re.split(r"[<>=~! ]", each)[0] for each in requirements()]
     own = f"pkg:pypi/torchcommshim@{version()}"
     document = {

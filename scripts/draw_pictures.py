@@ -44,7 +44,8 @@ def draw(title: str, lines: list[list[Piece]], marks: dict[int, str] | None = No
     width = aside + (int(max(map(len, marks.values())) * CHARACTER) + 2 * MARGIN if marks else 0)
     height = 2 * MARGIN + len(lines) * LINE
     size = f'viewBox="0 0 {width} {height}" width="{width}"'
-    drawn = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">', f"<title>{escape(title)}</title><style>{STYLE}</style>"]
+    drawn = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">']
+    drawn.append(f"<title>{escape(title)}</title><style>{STYLE}</style>")
     drawn.append(f'<rect class="paper" width="{width}" height="{height}" rx="8"/>')
     for number, line in enumerate(lines):
         y = MARGIN + number * LINE + 13

@@ -46,7 +46,8 @@ def test_uv_run_with(wheel, tmp_path, program):
     """`uv run --with` arms the one run, and its children, and nothing is left in the environment."""
     venv = make_venv(tmp_path / "venv")
     child = tmp_path / "child.py"
-    child.write_text(f"import subprocess, sys; subprocess.run([sys.executable, {str(program)!r}], check=True)\n")
+    started = f"[sys.executable, {str(program)!r}]"
+    child.write_text(f"import subprocess, sys; subprocess.run({started}, check=True)\n")
     command = [*tool("uv"), "run", "--no-project", "--quiet", "--python", venv.python, "--with", wheel]
 
     assert run(*command, "python", program).stdout == f"{PTH}\n"

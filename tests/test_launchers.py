@@ -49,8 +49,8 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.barrier(dist.new_group([0, 1]))
 armed, path = {ARMED_BY}, os.environ.get("PYTHONPATH", "").split(":")
-told = {{"rank": dist.get_rank(), "armed": armed, "wraps": bool(sys.modules["torchcommshim"].status()["patched"]),
-        "path": path, "folder": sys.argv[1]}}
+wraps = bool(sys.modules["torchcommshim"].status()["patched"])
+told = {{"rank": dist.get_rank(), "armed": armed, "wraps": wraps, "path": path}}
 open(os.path.join(sys.argv[1], f"rank-{{dist.get_rank()}}.json"), "w").write(json.dumps(told))
 dist.destroy_process_group()
 """
@@ -90,7 +90,8 @@ def test_slurm_in_a_shared_environment(slurm, script):
     """Each rank of both nodes is armed by the `.pth` of the shared environment, and torch is wrapped."""
     ranks = slurm(script, VENV=sys.prefix)
 
-    assert [(each["rank"], each["armed"], each["wraps"]) for each in ranks] == [(0, PTH, True), (1, PTH, True)]
+    seen = [(each["rank"], each["armed"], each["wraps"]) for each in ranks]
+    assert seen == [(0, PTH, True), (1, PTH, True)]
 
 
 def test_slurm_in_a_container(slurm, wheel, tmp_path):

@@ -103,9 +103,9 @@ Thread 3263 (idle): "MainThread"
 [rank1]:   File "/usr/local/lib/python3.12/torch/distributed/distributed_c10d.py", line 2780, in broadcast
 [rank1]:     work = group.broadcast([tensor], opts)
 [rank1]: torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId
-from [0] via c10d key-value store by key '0', but store->get('0') got error: wait timeout after 600000ms, keys:
-/default_pg/0//cuda//0
-[rank1]: Exception raised from doWait at /opt/pytorch/torch/csrc/distributed/c10d/TCPStore.cpp:578 (most recent
+from [0] via c10d key-value store by key '0', but store->get('0') got error: wait timeout after 600000ms,
+keys: /default_pg/0//cuda//0
+[rank1]: Exception raised from doWait at /opt/pytorch/torch/csrc/distributed/c10d/TCPStore.cpp:578
 """,
     # A message of torchcommshim.
     "messages/TCS-hang-report": """
