@@ -109,6 +109,8 @@ def _sitecustomize() -> dict[str, Any]:
     """Which `sitecustomize` this Python imports, and whether it is ours."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     wins = spec.origin if spec else None
+    if environment.archive():
+        return {"wins": wins, "ours": None, "ours_wins": False}
     ours = environment.sitecustomize_folder() / "sitecustomize.py"
     return {"wins": wins, "ours": str(ours), "ours_wins": wins is not None and Path(wins).resolve() == ours}
 
@@ -192,10 +194,7 @@ def _problems(findings: dict[str, Any]) -> list[str]:
         return []
     problems: list[str] = [f"stands aside: {reason}" for reason in findings["standing_aside"]]
     if not findings["armed_by"]:
-        problems.append(
-            "nothing has armed the shim in this Python: is torchcommshim.pth in its site-packages? "
-            "Or start with `torchcommshim run --`, or put `torchcommshim path` on PYTHONPATH"
-        )
+        problems.append(f"nothing has armed the shim in this Python: {_how_to_arm()}")
     elif not problems and not findings["failures"]:
         problems += [
             f"{name} is not wrapped: it is {', around '.join(entry['chain'])}"
@@ -203,6 +202,22 @@ def _problems(findings: dict[str, Any]) -> list[str]:
             if not entry["in_place"]
         ]
     return [*problems, *findings["warnings"], *findings["failures"]]
+
+
+def _how_to_arm() -> str:
+    """What helps in this Python, by what keeps the `.pth` and the folder from it."""
+    archive = environment.archive()
+    if archive:
+        return (
+            f"it lies in {archive}, and Python reads no .pth in an archive. Put `import torchcommshim; "
+            "torchcommshim.install()` first in the program's __main__.py"
+        )
+    if sys.flags.no_site:
+        return "it was started with -S, which loads nothing. Call torchcommshim.install() in the program"
+    return (
+        "is torchcommshim.pth in its site-packages? "
+        "Or start with `torchcommshim run --`, or put `torchcommshim path` on PYTHONPATH"
+    )
 
 
 def as_text(findings: dict[str, Any]) -> str:
