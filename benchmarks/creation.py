@@ -27,7 +27,6 @@ from typing import Any, Callable
 from environments import ROOT, printed_by
 from sampling import added, alternate, progress, ratio, spread
 
-GOAL_US = 30.0
 BLOCK = 10  # groups in a row: few, since torch's own cost grows with the groups that there are
 
 WITHOUT = {"TORCHCOMMSHIM": "off"}
@@ -54,7 +53,7 @@ def measure(quick: bool, worlds: Iterable[str] = tuple(CONDITIONS)) -> dict[str,
         progress(f"creation: {world}, {groups} groups, made in {1 + len(CONDITIONS[world])} ways")
         with tempfile.TemporaryDirectory() as folder:
             found[world] = printed_by("creation.py", world, groups, folder)
-    return {"groups": groups, "worlds": found, "goal_us": GOAL_US}
+    return {"groups": groups, "worlds": found}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ The backend can be split and connects to nobody, so creations return at once on 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ class Recorder(dist.ProcessGroup):
     """
 
     supports_splitting = True
+    options = None
     group_name = group_desc = ""
 
     def __init__(self, options):
@@ -39,6 +41,27 @@ class Recorder(dist.ProcessGroup):
 
     def _get_backend(self, device):
         return self
+
+    def split_group(self, ranks, group_name=None, **_):
+        """Of the whole group, as C++ does it from 2.9 on; a rank that is left out gets None."""
+        if self.rank() not in ranks:
+            events.append(("nocolor", group_name))
+            return None
+        events.append(("split", group_name))
+        options = SimpleNamespace(
+            group_rank=ranks.index(self.rank()),
+            group_size=len(ranks),
+            global_ranks_in_group=[self.ranks[rank] for rank in ranks] if self.ranks else ranks,
+        )
+        part = Recorder(options)
+        part.group_name = group_name
+        return part
+
+    def get_group_store(self):
+        return dist.HashStore()
+
+    def _set_sequence_number_for_group(self):
+        pass
 
     def perform_nocolor_split(self, device):
         events.append(("nocolor", device))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, clean_environment, run
 
+from torchcommshim import patches
 from torchcommshim.commands import doctor, environment
 from torchcommshim.commands.cli import main
-from torchcommshim.repair import traits
 from torchcommshim.repair.defects import CATALOGUE
 
 
@@ -60,9 +60,10 @@ def test_versions(findings):
 def test_wrapped(findings):
     """Each function is wrapped by the shim, and by nobody else."""
     found, _ = findings
+    c10d = sys.modules["torch.distributed.distributed_c10d"]
 
     assert {name: (entry["in_place"], entry["others"]) for name, entry in found["wrapped"].items()} == {
-        name: (True, []) for name in traits.WRAPPED
+        name: (True, []) for name in patches._present(c10d)
     }
 
 

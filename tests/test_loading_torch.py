@@ -19,13 +19,16 @@ torch = pytest.importorskip("torch", reason="needs torch")
 # Prints, for each name that the shim wraps, whether every module that has the name has it wrapped.
 WRAPPED_EVERYWHERE = """
 import json, sys
-from torchcommshim.repair.traits import WRAPPED
+from torchcommshim.repair.traits import OPTIONAL, WRAPPED
 modules = [vars(module) for name, module in sys.modules.items() if name.startswith("torch.distributed")]
-found = {name: [names[name] for names in modules if name in names] for name in WRAPPED}
+found = {name: [names[name] for names in modules if name in names] for name in (*WRAPPED, *OPTIONAL)}
+found = {name: functions for name, functions in found.items() if functions}
 origins = {name: {each.__globals__["__name__"] for each in functions} for name, functions in found.items()}
 print(json.dumps({name: origin == {"torchcommshim.patches"} for name, origin in origins.items()}))
 """
-ALL_WRAPPED = dict.fromkeys(traits.WRAPPED, True)
+ALL_WRAPPED = dict.fromkeys(
+    (*traits.WRAPPED, *(name for name in traits.OPTIONAL if hasattr(torch.distributed, name))), True
+)
 
 
 def python(program, *flags, **environment):

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchcommshim
-from torchcommshim.repair.calls import Call
-from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
+from torchcommshim.repair.calls import Call, Split
+from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, SPLIT, WORLD
 from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import Settings
 from torchcommshim.tell import members, order
@@ -55,13 +55,21 @@ def direct(name, *ranks, backend="nccl"):
     return DIRECT, ranks, backend, name
 
 
+def split(parent, *parts, backend="nccl", name="0", turn=1):
+    """A split of the group `parent`, of that name."""
+    return SPLIT, Split(name, turn, tuple(parent), parts), backend, ""
+
+
 def make_groups(side, script, rank, size, late_s=0.0, apart=True):
     """What a rank does; local groups over gloo are those that torch waits in."""
     for number, (kind, ranks, backend, name) in enumerate(script, start=1):
         yield late_s + 0.001 * rank
         site = f"rank{rank}.py:{number} main"
-        made = Call(number, kind, ranks, backend, name, rank, size, shared=True, site=site)
-        yield from side.check(made, waits=kind == LOCAL and backend == "gloo", apart=apart)
+        parts = ranks if kind == SPLIT else None
+        own = next((part for part in parts.parts if rank in part), ()) if parts else ranks
+        made = Call(number, kind, own, backend, name, rank, size, shared=True, site=site, split=parts)
+        waits = kind == SPLIT or (kind == LOCAL and backend == "gloo")
+        yield from side.check(made, waits=waits, apart=apart)
 
 
 def play(*scripts, shared=None, timeout_s=600.0, late_s=None, apart=True):
@@ -173,6 +181,46 @@ def test_difference_among_direct_calls():
 
     assert list(errors) == [1]
     assert "ranks differ in call 1 of the direct group [0,1]" in str(errors[1])
+
+
+PARTS = split(range(4), (0, 1), (2, 3))
+
+
+@once
+def test_split_into_other_parts():
+    """All ranks of a parent name the same parts of it, those that are left out too."""
+    expected = (
+        "ranks differ in call 1 of split_group of [0-3]; up to there they were alike:\n"
+        "  rank 0: creation 1, split_group of [0-3] into [0,1] [2,3] (nccl), at rank0.py:1 main\n"
+    )
+    errors = play([PARTS], [PARTS], [PARTS], [split(range(4), (0, 1))])
+
+    assert sorted(errors) == [0, 1, 2, 3]
+    assert message_of(errors).startswith(expected)
+    assert "  rank 3: creation 1, split_group of [0-3] into [0,1] (nccl), at rank3.py:1 main" in message_of(
+        errors
+    )
+
+
+@once
+def test_splits_of_several_parents():
+    """Each parent's splits are compared by its own ranks, and wait for nobody else."""
+    pairs = [split((0, 1), (0,), (1,), name="1"), split((2, 3), (2,), (3,), name="1")]
+
+    assert play([PARTS, pairs[0]], [PARTS, pairs[0]], [PARTS, pairs[1]], [PARTS, pairs[1]]) == {}
+
+
+@once
+def test_split_of_another_parent():
+    """A rank that splits another group than the others is named, with what it splits."""
+    errors = play([PARTS], [PARTS], [PARTS], [split((2, 3), (2,), (3,), name="1")])
+
+    whole, part = "[0-3] into [0,1] [2,3]", "[2,3] into [2] [3]"
+    assert message_of(errors) == (
+        "ranks wait for each other, so none of them can go on:\n"
+        f"  rank 3 waits for rank 2: creation 1, split_group of {part} (nccl), at rank3.py:1 main\n"
+        f"  rank 2 waits for rank 3: creation 1, split_group of {whole} (nccl), at rank2.py:1 main"
+    )
 
 
 @once

@@ -22,7 +22,6 @@ from recorder import DEVICE, Recorder, events, on_create, world  # noqa: E402
 import torchcommshim  # noqa: E402
 from torchcommshim import patches  # noqa: E402
 from torchcommshim.repair import shim as acting  # noqa: E402
-from torchcommshim.repair.traits import WRAPPED  # noqa: E402
 from torchcommshim.tell import report  # noqa: E402
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
@@ -343,7 +342,7 @@ def test_removed_while_it_is_made(bare, monkeypatch):
     monkeypatch.setattr(patches.Actions, "_make", make)
     actions["new_group"]
 
-    assert {actions[name] for name in WRAPPED} == {patches._pass_on}
+    assert {actions[name] for name in patches._present(c10d)} == {patches._pass_on}
 
 
 def test_group_of_a_signal_handler(bare, monkeypatch):
@@ -372,7 +371,7 @@ def test_trace_folder_of_a_process_in_none(bare, monkeypatch):
     monkeypatch.setattr(os, "getcwd", gone)
     torchcommshim.install()
 
-    assert torchcommshim.status()["patched"] == list(WRAPPED)
+    assert torchcommshim.status()["patched"] == list(patches._present(c10d))
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f))])  # noqa: S301
@@ -389,7 +388,7 @@ def test_collectives_are_not_wrapped(bare):
     torchcommshim.install()
     changed = {name for name, value in vars(c10d).items() if before.get(name) is not value}
 
-    assert changed == set(patches.WRAPPED)
+    assert changed == set(patches._present(c10d))
 
 
 def test_late_install_reaches_copies_of_the_name(bare, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, Creation
+from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, SPLIT, Creation
 from torchcommshim.repair.defects import CATALOGUE, striking
 from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, decide
 from torchcommshim.repair.traits import Traits
@@ -128,7 +128,35 @@ def test_membership_is_not_recorded():
         "device_backend",
         "world_device_backend",
         "world_splits",
+        "partial",
+        "even",
     }
+
+
+TORCH_2_8 = Traits(split_counts_parent=True, split_counts_members=True, split_wants_one_backend=True)
+TORCH_2_9 = Traits(split_counts_parent=True)
+TORCH_2_13 = Traits(split_names_differ=True)
+SPLIT_WORLD = replace(WHOLE, kind=SPLIT)
+UNEVEN, PARTIAL = replace(SPLIT_WORLD, even=False), replace(SPLIT_WORLD, partial=True)
+
+
+@pytest.mark.parametrize(
+    ("creation", "expected"),
+    [
+        (SPLIT_WORLD, [[], [], []]),
+        (UNEVEN, [[], [], ["split-names"]]),
+        (PARTIAL, [["split-count"], [], []]),
+        (replace(SPLIT_WORLD, ranks=(0, 1)), [["split-count"], ["split-count"], []]),
+        (replace(SPLIT_WORLD, backend="cpu:gloo,cuda:nccl"), [["split-backend"], [], []]),
+    ],
+)
+def test_splits(creation, expected):
+    """What strikes a `split_group` of 2.8, 2.9 and 2.13; none is made without the split."""
+    builds = [TORCH_2_8, TORCH_2_9, TORCH_2_13]
+    decisions = [decide(creation, build, strategy) for build in builds for strategy in ("auto", "split")]
+
+    assert [[defect.name for defect in each.defects] for each in decisions[::2]] == expected
+    assert {each.remedy for each in decisions} == {NONE}
 
 
 def test_healthy_creation_is_left_alone():

@@ -17,20 +17,27 @@ LATE, IGNORES, SIZE = "members_split_late", "split_ignores_backend", "split_test
 P2P, NAMES, PICKS = "point_to_point_splits", "local_names_differ", "device_picks_backend"
 INT, NONBLOCKING, UNWAITED = "accepts_int_device", "nonblocking_by_default", "connects_without_waiting"
 BARRIER = "barrier_asks_backend"
+SPLIT_NAMES, PARENT, PARTS = "split_names_differ", "split_counts_parent", "split_counts_members"
+ONE_BACKEND = "split_wants_one_backend"
 
 V23 = {LATE, IGNORES, SIZE}
-V25 = {IGNORES, SIZE, P2P, BARRIER}
+V25 = {IGNORES, SIZE, P2P, BARRIER, PARENT, PARTS}
 V26 = {IGNORES, NAMES, PICKS}
-V28 = {*V26, INT}
+V27 = {*V26, PARENT, PARTS}
+V29 = {*V26, INT, PARENT}
+V210 = {*V26, INT, SPLIT_NAMES}
+V214 = V29
 EXPECTED = {
     **dict.fromkeys(["2.3.0", "2.3.1", "2.4.0", "2.4.1"], V23),
     **dict.fromkeys(["2.5.0", "2.5.1"], V25),
-    "2.6.0": {*V26, UNWAITED, BARRIER},
-    "2.7.0": {*V26, UNWAITED, BARRIER, NONBLOCKING},
-    "2.7.1": V26,
-    **dict.fromkeys(["2.8.0", "2.9.0", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.12.1"], V28),
-    **dict.fromkeys(["2.13.0", "2.14.0", "2.14.1"], V28),
-    "2.15.0": V28 - {IGNORES},
+    "2.6.0": {*V27, UNWAITED, BARRIER},
+    "2.7.0": {*V27, UNWAITED, BARRIER, NONBLOCKING},
+    "2.7.1": V27,
+    "2.8.0": {*V27, INT, ONE_BACKEND},
+    **dict.fromkeys(["2.9.0", "2.9.1"], V29),
+    **dict.fromkeys(["2.10.0", "2.11.0", "2.12.0", "2.12.1", "2.13.0"], V210),
+    **dict.fromkeys(["2.14.0", "2.14.1"], V214),
+    "2.15.0": V214 - {IGNORES},
 }
 
 

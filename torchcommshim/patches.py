@@ -22,7 +22,7 @@ import wrapt
 
 import torchcommshim
 from torchcommshim import settings
-from torchcommshim.repair.traits import WRAPPED, code_of_module, probe
+from torchcommshim.repair.traits import OPTIONAL, WRAPPED, code_of_module, probe
 from torchcommshim.tell import report
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Actions(dict[str, Action]):
 
     def __init__(self, c10d: ModuleType, current: report.Report) -> None:
         self._c10d, self._report = c10d, current
-        self._originals = {name: getattr(c10d, name) for name in WRAPPED}
+        self._originals = {name: getattr(c10d, name) for name in _present(c10d)}
         self._lock = threading.RLock()
         self._is_being_made = False
 
@@ -56,7 +56,7 @@ class Actions(dict[str, Action]):
                 self._is_being_made = True
                 made = self._make()
                 self._is_being_made = False
-                for wrapped in WRAPPED:
+                for wrapped in self._originals:
                     self.setdefault(wrapped, made.get(wrapped, _pass_on))
             return self[name]
 
@@ -138,7 +138,7 @@ def _patch(c10d: ModuleType, *, late: bool) -> None:
     current = report.Report(chosen, probe(code_of_module(c10d), version), version)
     report.use(current)
     if not current.traits.missing:
-        current.patched, _actions = WRAPPED, Actions(c10d, current)
+        current.patched, _actions = _present(c10d), Actions(c10d, current)
     elif hasattr(c10d, "init_process_group"):
         current.patched = ("init_process_group",)
         _actions = {"init_process_group": partial(_say_why_not, current)}
@@ -149,6 +149,12 @@ def _patch(c10d: ModuleType, *, late: bool) -> None:
         _replaced.append((original, wrapper))
     if late:
         _replace_everywhere(_replaced)
+    wrapt.register_post_import_hook(_leave_uncompiled, "torch._dynamo")
+
+
+def _present(c10d: ModuleType) -> tuple[str, ...]:
+    """The functions to wrap that this build has."""
+    return (*WRAPPED, *(name for name in OPTIONAL if hasattr(c10d, name)))
 
 
 def _wrapper(original: Original, name: str, actions: dict[str, Action]) -> Original:
@@ -159,11 +165,29 @@ def _wrapper(original: Original, name: str, actions: dict[str, Action]) -> Origi
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return actions[name](original, args, kwargs)
+        return _act(actions, name, original, args, kwargs)
 
     # inspect.getfullargspec, unlike inspect.signature, does not look beneath a wrapper.
     wrapper.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return wrapper
+
+
+def _call(actions: dict[str, Action], name: str, original: Original, args: Args, kwargs: Kwargs) -> Any:
+    return actions[name](original, args, kwargs)
+
+
+_act = _call
+
+
+def _leave_uncompiled(dynamo: ModuleType) -> None:
+    """Have torch.compile break its graph at our action, and compile nothing from there on.
+
+    It breaks there without us too, but skips torch's files, where it would compile each of our frames.  Its
+    `disable` is `torch.compiler.disable`, which imports torch._dynamo: so this waits until somebody does.
+    """
+    global _act
+    with contextlib.suppress(Exception):  # compiled, it does the same
+        _act = dynamo.disable(_call)
 
 
 def _say_why_not(current: report.Report, original: Original, args: Args, kwargs: Kwargs) -> Any:
@@ -176,7 +200,7 @@ def remove() -> None:
     """Put the originals back.  Where somebody has wrapped ours since, ours stays and passes calls on."""
     wrappers = [(wrapper, original) for original, wrapper in _replaced]
     _replaced.clear()
-    _actions.update(dict.fromkeys(WRAPPED, _pass_on))
+    _actions.update(dict.fromkeys((*WRAPPED, *OPTIONAL), _pass_on))
     report.use(None)
     _replace_everywhere(wrappers)
 

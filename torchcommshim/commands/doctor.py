@@ -20,7 +20,7 @@ from torchcommshim import settings
 from torchcommshim.commands import environment
 from torchcommshim.repair import defects
 from torchcommshim.repair.policy import INDEPENDENT, SPLIT_NOW, decide
-from torchcommshim.repair.traits import WRAPPED, Traits, code_of_module, probe, release
+from torchcommshim.repair.traits import OPTIONAL, WRAPPED, Traits, code_of_module, probe, release
 from torchcommshim.tell import report
 
 C10D = "torch.distributed.distributed_c10d"
@@ -109,6 +109,8 @@ def _sitecustomize() -> dict[str, Any]:
     """Which `sitecustomize` this Python imports, and whether it is ours."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     wins = spec.origin if spec else None
+    if environment.archive():
+        return {"wins": wins, "ours": None, "ours_wins": False}
     ours = environment.sitecustomize_folder() / "sitecustomize.py"
     return {"wins": wins, "ours": str(ours), "ours_wins": wins is not None and Path(wins).resolve() == ours}
 
@@ -129,7 +131,11 @@ def _origin(variable: str, taken: str = "") -> str:
 
 def _wrapped(c10d: Any) -> dict[str, dict[str, Any]]:
     """For each function: is our wrapper in place, and which modules wrap it, outermost first."""
-    return {name: _chain(getattr(c10d, name, None)) for name in WRAPPED}
+    return {
+        name: _chain(getattr(c10d, name, None))
+        for name in (*WRAPPED, *OPTIONAL)
+        if name in WRAPPED or hasattr(c10d, name)
+    }
 
 
 def _chain(function: Any) -> dict[str, Any]:
@@ -190,10 +196,7 @@ def _problems(findings: dict[str, Any]) -> list[str]:
         return []
     problems: list[str] = [f"stands aside: {reason}" for reason in findings["standing_aside"]]
     if not findings["armed_by"]:
-        problems.append(
-            "nothing has armed the shim in this Python: is torchcommshim.pth in its site-packages? "
-            "Or start with `torchcommshim run --`, or put `torchcommshim path` on PYTHONPATH"
-        )
+        problems.append(f"nothing has armed the shim in this Python: {_how_to_arm()}")
     elif not problems and not findings["failures"]:
         problems += [
             f"{name} is not wrapped: it is {', around '.join(entry['chain'])}"
@@ -201,6 +204,22 @@ def _problems(findings: dict[str, Any]) -> list[str]:
             if not entry["in_place"]
         ]
     return [*problems, *findings["warnings"], *findings["failures"]]
+
+
+def _how_to_arm() -> str:
+    """What helps in this Python, by what keeps the `.pth` and the folder from it."""
+    archive = environment.archive()
+    if archive:
+        return (
+            f"it lies in {archive}, and Python reads no .pth in an archive. Put `import torchcommshim; "
+            "torchcommshim.install()` first in the program's __main__.py"
+        )
+    if sys.flags.no_site:
+        return "it was started with -S, which loads nothing. Call torchcommshim.install() in the program"
+    return (
+        "is torchcommshim.pth in its site-packages? "
+        "Or start with `torchcommshim run --`, or put `torchcommshim path` on PYTHONPATH"
+    )
 
 
 def as_text(findings: dict[str, Any]) -> str:

@@ -25,6 +25,12 @@ def sitecustomize_folder() -> Path:
     )
 
 
+def archive() -> Path | None:
+    """The zip file (a zipapp) that this package is imported from; None if it is from a folder."""
+    above = Path(torchcommshim.__file__).parents
+    return next((path for path in above if path.is_file()), None)
+
+
 def with_shim(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` with the sitecustomize folder first on PYTHONPATH."""
     folder, existing = str(sitecustomize_folder()), environment.get("PYTHONPATH", "")

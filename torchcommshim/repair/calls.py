@@ -8,7 +8,8 @@ this rank's own: its number, its name, and the line of the script that made it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Callable, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -21,19 +22,45 @@ _PASSED_OVER = ("torch", "torchcommshim", "wrapt", "contextlib")
 T = TypeVar("T")
 
 
+class Split(NamedTuple):
+    """What is split, and into what; equal on all ranks of the parent.
+
+    Attributes:
+        parent: torch's name of the parent.
+        turn: how often it has been split, with this time.
+        ranks: of the parent, in the world.
+        parts: those of each new group.
+        even: see `Creation`.
+        by_mesh: a DeviceMesh asked for it, which makes its groups by `new_group` where it cannot split.
+    """
+
+    parent: str
+    turn: int
+    ranks: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...]
+    even: bool = True
+    by_mesh: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Some of the parent's ranks are in none of the new groups."""
+        return sum(map(len, self.parts)) < len(self.ranks)
+
+
 class Call(NamedTuple):
     """One creation on this rank.
 
     Attributes:
         number: of this rank's creations in its world, in order; the world's own is 0.
-        kind: creations.WORLD, COLLECTIVE, LOCAL or DIRECT.
+        kind: creations.WORLD, COLLECTIVE, LOCAL, DIRECT or SPLIT.
         ranks: the group's ranks in the world, in group order; empty where the caller named none, as a direct
-            call that spans other processes does.
+            call that spans other processes does, and on a rank that a split leaves out.
         backend: what was asked for, lower case.
-        name: torch's name of the group.
+        name: torch's name of the group; on a rank that a split leaves out that of the first one, or empty.
         rank, world_size: this rank, and how many there are.
         shared: other processes are on the other side; not so in a dry run, over a fake backend.
         site: the caller outside torch, `file:line function`; empty where nobody observes.
+        split: what is split; None for other kinds.
     """
 
     number: int
@@ -45,6 +72,7 @@ class Call(NamedTuple):
     world_size: int
     shared: bool
     site: str
+    split: Split | None = None
 
 
 class Observer(Protocol):
@@ -98,19 +126,37 @@ def observed(
     kwargs: Kwargs,
 ) -> T:
     """Call `make`; `observers` are told that `call` begins, and that it has ended."""
-    told: list[Observer] = []
-    error: BaseException | None = None
-    try:
-        for observer in observers:
-            observer.begin(call, store)
-            told.append(observer)
+    telling = Telling(observers, store)
+    with telling.until_end():
+        telling.begin(call)
         return make(*args, **kwargs)
-    except BaseException as raised:
-        error = raised
-        raise
-    finally:
-        for observer in reversed(told):
-            observer.end(call, error)
+
+
+class Telling:
+    """Tells observers of one creation: that it begins and, when the context is left, that it has ended."""
+
+    def __init__(self, observers: Sequence[Observer], store: Any) -> None:
+        self._observers, self._store = observers, store
+        self._told: list[tuple[Observer, Call]] = []
+
+    def begin(self, call: Call) -> None:
+        """`call` begins."""
+        for observer in self._observers:
+            observer.begin(call, self._store)
+            self._told.append((observer, call))
+
+    @contextmanager
+    def until_end(self) -> Iterator[None]:
+        """The creation ends with this context; told are those who have heard of its beginning."""
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            for observer, call in reversed(self._told):
+                observer.end(call, error)
 
 
 def site() -> str:

@@ -21,6 +21,7 @@ WORLD = "world"  # init_process_group
 COLLECTIVE = "collective"  # new_group, called on every rank of the world
 LOCAL = "local"  # new_group(use_local_synchronization=True), called on members only
 DIRECT = "direct"  # _new_process_group_helper, called by somebody else than torch
+SPLIT = "split"  # split_group, called on every rank of the parent
 
 # Who can split from the world's backend.
 NOBODY = "nobody"
@@ -33,9 +34,9 @@ class Creation:
     """One creation of a process group.
 
     Attributes:
-        kind: WORLD, COLLECTIVE, LOCAL or DIRECT.
+        kind: WORLD, COLLECTIVE, LOCAL, DIRECT or SPLIT.
         ranks: the group's ranks in the world, in group order; empty where the caller named none (the
-            world itself, and direct calls that span other processes).
+            world itself, and direct calls that span other processes).  Of a split, those of the parent.
         backend: what was asked for, lower case: `nccl`, `cpu:gloo,cuda:nccl`.
         world_size: number of ranks in the world; 0 for the world's own creation.
         bound: the world has a device_id.
@@ -45,6 +46,8 @@ class Creation:
         world_device_backend: the backend that the world has for that device, likewise.
         world_splits: who can split from that backend: NOBODY, MEMBERS or ALL (ranks outside the group
             too, which takes `perform_nocolor_split`).
+        partial: of a split, some of the parent's ranks are in none of the new groups.
+        even: of a split, the ranks of each new group are in equally many groups, as far as all ranks know.
     """
 
     kind: str
@@ -56,6 +59,8 @@ class Creation:
     device_backend: str | None = None
     world_device_backend: str | None = None
     world_splits: str = NOBODY
+    partial: bool = False
+    even: bool = True
 
     @property
     def splits_by_color(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable
 
-from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, Creation
+from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, SPLIT, Creation
 from torchcommshim.repair.traits import Traits
 
 PYTORCH = "https://github.com/pytorch/pytorch/issues/"
@@ -156,6 +156,43 @@ POINT_TO_POINT = Defect(
     example=_NCCL,
 )
 
+_SPLIT = replace(_NCCL, kind=SPLIT, ranks=(0, 1, 2, 3))
+
+SPLIT_NAMES = Defect(
+    name="split-names",
+    title="ranks that are in different numbers of groups give one group of split_group different names",
+    upstream=PYTORCH + "189073",
+    present=lambda traits: traits.split_names_differ,
+    strikes=lambda creation, traits: creation.kind == SPLIT and not creation.even,
+    example=replace(_SPLIT, even=False),
+    splits=False,
+)
+
+SPLIT_COUNT = Defect(
+    name="split-count",
+    title="split_group counts its groups on some ranks only, by which all ranks name later groups",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: traits.split_counts_parent,
+    strikes=lambda creation, traits: (
+        creation.kind == SPLIT
+        and not (creation.spans_world and not (traits.split_counts_members and creation.partial))
+    ),
+    example=replace(_SPLIT, ranks=(0, 1), partial=True),
+    splits=False,
+)
+
+SPLIT_BACKEND = Defect(
+    name="split-backend",
+    title="split_group of a parent made with cuda:nccl or cpu:gloo,cuda:nccl raises",
+    upstream=PYTORCH + "159200",
+    present=lambda traits: traits.split_wants_one_backend,
+    strikes=lambda creation, traits: (
+        creation.kind == SPLIT and ":" in creation.backend and creation.device_backend == "nccl"
+    ),
+    example=replace(_SPLIT, backend="cpu:gloo,cuda:nccl"),
+    splits=False,
+)
+
 NONBLOCKING = Defect(
     name="nonblocking",
     title="NCCL's non-blocking mode, on by default for a bound world, hangs at random",
@@ -175,6 +212,9 @@ CATALOGUE = (
     DIRECT_HELPER,
     WHOLE_WORLD,
     POINT_TO_POINT,
+    SPLIT_NAMES,
+    SPLIT_COUNT,
+    SPLIT_BACKEND,
     NONBLOCKING,
 )
 

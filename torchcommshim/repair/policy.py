@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchcommshim.repair.creations import COLLECTIVE, Creation
-from torchcommshim.repair.defects import LOCAL_NAMES, Defect, striking
+from torchcommshim.repair.defects import LOCAL_NAMES, SPLIT_NAMES, Defect, striking
 from torchcommshim.repair.traits import Traits
 
 # Remedies.
@@ -22,7 +22,7 @@ class Decision:
     Attributes:
         remedy: NONE, INDEPENDENT or SPLIT_NOW.
         unbind: the helper is not handed the world's device (`device_id`).
-        rename: the group gets a name made from its ranks, the same on all of them.
+        rename: the group gets a name made from what its ranks know, the same on all of them.
         defects: why; empty if nothing is done.
     """
 
@@ -57,6 +57,6 @@ def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
     return Decision(
         remedy=remedy,
         unbind=remedy == INDEPENDENT and creation.bound and creation.device_backend is None,
-        rename=LOCAL_NAMES in defects,
+        rename=LOCAL_NAMES in defects or SPLIT_NAMES in defects,
         defects=defects,
     )

@@ -5,9 +5,10 @@
 | ---------------------------------- | ------------------------------------------------------------------- |
 | `init_process_group`               | marks the world's creation, strips it if asked, confirms agreement  |
 | `new_group`, `_new_group_with_tag` | mark a creation, and whether it is by local synchronization         |
-| `_process_group_name`              | names a local-synchronization group alike on all its ranks          |
+| `_process_group_name`              | names local-synchronization and split groups alike on all ranks     |
 | `_new_process_group_helper`        | describes the creation, decides, and acts on the arguments          |
 | `_get_split_source`                | answers None while an independent creation is made                  |
+| `split_group`, where there is one  | describes the creation; keeps torch's counter alike on all ranks    |
 
 Collectives are not wrapped.  Each wrapper's own part is guarded: an error in it is one line on stderr,
 and the original function is called as it was.
@@ -15,22 +16,34 @@ and the original function is called as it was.
 
 from __future__ import annotations
 
-import hashlib
 import os
+import sys
 import threading
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+from types import FrameType
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar, Union
 from weakref import WeakKeyDictionary
 
 from torchcommshim.ranges import bracketed
-from torchcommshim.repair.calls import Call, Entrant, Observer, entered, observed, site
+from torchcommshim.repair.calls import (
+    Call,
+    Entrant,
+    Observer,
+    Split,
+    Telling,
+    entered,
+    observed,
+    site,
+)
 from torchcommshim.repair.creations import (
     COLLECTIVE,
     DIRECT,
     LOCAL,
+    SPLIT,
     WORLD,
     Args,
     CallForm,
@@ -38,6 +51,9 @@ from torchcommshim.repair.creations import (
     Kwargs,
     Original,
 )
+from torchcommshim.repair.defects import SPLIT_BACKEND, SPLIT_COUNT
+from torchcommshim.repair.names import KnownGroups, nested_name
+from torchcommshim.repair.names import digest as _digest
 from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
 from torchcommshim.repair.rendezvous import Rendezvous, rendezvous
 from torchcommshim.repair.torch_state import TorchState
@@ -50,6 +66,12 @@ T = TypeVar("T")
 _DONE = {
     INDEPENDENT: "made without splitting the world's communicator",
     SPLIT_NOW: "split on its members at once, together with the other ranks",
+}
+
+
+_RENAMED = {
+    SPLIT_COUNT.name: "counted alike on all ranks",
+    SPLIT_BACKEND.name: "made with the backend of the parent's device",
 }
 
 
@@ -83,19 +105,43 @@ class Plan:
     counted: bool = False
 
 
+@dataclass
+class Splitting:
+    """A call of `split_group` under way.
+
+    Attributes:
+        call: the creation; its number and name follow when torch names it.
+        memory: of the world.
+        of_world: it is the world that is split.
+        plan: what is done about it; None for nothing.
+        telling: to the observers.
+        begun: they have been told that it begins.
+    """
+
+    call: Call
+    memory: Memory
+    of_world: bool
+    plan: Plan | None
+    telling: Telling
+    begun: bool = False
+
+
+Frame = Union[Mark, Plan, Splitting, None]
+
+
 class _UnderWay(threading.local):
     """The innermost creation under way in this thread: a mark until its call of the helper, then the plan.
 
     Creations nest, since a backend's creator may make groups, and threads make groups at the same time.
     """
 
-    frame: Mark | Plan | None = None
+    frame: Frame = None
 
 
 _under_way = _UnderWay()
 
 
-def _within(frame: Mark | Plan | None, function: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
+def _within(frame: Frame, function: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
     """Call `function` with `frame` as the innermost creation under way."""
     before, _under_way.frame = _under_way.frame, frame
     try:
@@ -114,6 +160,9 @@ class Memory:
         shared: there are other processes; not so in a dry run.
         stripped: the shim dropped its device_id.
         local_creations: how often exactly these ranks have made a local-synchronization group.
+        known: the groups that all ranks know of.
+        seen_by: the shim that saw the world being made, if one did.
+        splits: how often each group has been split, by its name.
         numbers: of the creations on this rank; the world's own is 0.
         decided: the first creation of each sort, and what is done about all of it; None for nothing.
     """
@@ -124,6 +173,9 @@ class Memory:
     shared: bool
     stripped: bool = False
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    known: KnownGroups = field(default_factory=KnownGroups)
+    seen_by: Any = None
+    splits: Counter[str] = field(default_factory=Counter)
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     decided: dict[tuple[object, ...], tuple[Creation, Decision] | None] = field(default_factory=dict)
 
@@ -162,6 +214,7 @@ class Shim:
             "_process_group_name": self._name_group,
             "_new_process_group_helper": self._help,
             "_get_split_source": self._get_split_source,
+            "split_group": self._split_group,
         }
 
     def _init_process_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
@@ -170,6 +223,8 @@ class Shim:
         entry = self._guarded(self._describe_entry, mark.site, world) if self.entrants else None
         made = (mark, original, world.args, world.kwargs)
         result = entered(self.entrants, *entry, _within, *made) if entry else _within(*made)
+        if "split_group" in self.forms:
+            self._guarded(self._note_seen)
         if world.stripped:
             self._guarded(self._note_stripped)
             self._guarded(self.worlds.keep_device, world)
@@ -187,12 +242,34 @@ class Shim:
 
     def _name_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
         mark = _under_way.frame
+        if isinstance(mark, Splitting) and not mark.begun:
+            return self._name_split(mark, original, args, kwargs)
         local = isinstance(mark, Mark) and mark.kind == LOCAL
         if local and self.acts and self.traits.local_names_differ and not self.state.uses_torchcomms():
             name = self._guarded(self._local_name, args, kwargs)
             if name is not None:
                 return name
         return original(*args, **kwargs)
+
+    def _split_group(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        splitting = self._guarded(self._describe_split, args, kwargs)
+        if splitting is None:
+            return _within(None, original, args, kwargs)
+        with splitting.telling.until_end(), self._one_backend(splitting, args, kwargs):
+            if self.traits.split_counts_members and not splitting.call.ranks:
+                self._begin_split(splitting, "")  # torch will not name the group on this rank
+            result = _within(splitting, original, args, kwargs)
+        if splitting.plan is not None:
+            self._guarded(self._keep_count, splitting)
+        return result
+
+    def _name_split(self, splitting: Splitting, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        """The name of a split group, and, right before torch makes it, word to the observers."""
+        name = self._guarded(self._split_name, splitting) if self.acts else None
+        if name is None:
+            name = original(*args, **kwargs)
+        self._begin_split(splitting, str(name))
+        return name
 
     def _help(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
         mark = _under_way.frame
@@ -235,6 +312,12 @@ class Shim:
         found = self._guarded(site) if self.observers else None
         return found or ""
 
+    def _note_seen(self) -> None:
+        """From its beginning on, all of this world's groups pass by here."""
+        if self.state.world is not None:
+            memory = self._memory(self.state.world)
+            memory.seen_by, memory.known.complete = self, True
+
     def _note_stripped(self) -> None:
         self._memory(self.state.world).stripped = True
 
@@ -244,6 +327,8 @@ class Shim:
             shared = self.worlds.is_shared(self.state.world_backend)
             fresh = Memory(world.rank(), world.size(), self.state.store, shared)
             memory = _memories.setdefault(world, fresh)
+        elif memory.seen_by not in (self, None):  # a shim that has been removed in the meantime
+            memory.seen_by, memory.known.complete = None, False
         return memory
 
     def _describe_entry(self, site: str, world: World) -> tuple[Call, Rendezvous] | None:
@@ -277,6 +362,8 @@ class Shim:
             return None
         get, memory = self.helper.get, self._memory(world)
         number, ranks = next(memory.numbers), _ranks(get(args, kwargs, "global_ranks_in_group"))
+        if mark.kind == COLLECTIVE and self.traits.split_names_differ:
+            memory.known.add(ranks)
         backend, name = str(get(args, kwargs, "backend")).lower(), str(get(args, kwargs, "group_name"))
         rank, size, shared = memory.rank, memory.size, memory.shared
         call = Call(number, mark.kind, ranks, backend, name, rank, size, shared, mark.site)
@@ -336,6 +423,100 @@ class Shim:
         made[ranks] += 1
         return f"local_{_digest(ranks)}_{made[ranks]}"
 
+    # -- split_group ---------------------------------------------------------------------------------------
+
+    def _describe_split(self, args: Args, kwargs: Kwargs) -> Splitting | None:
+        """This call of `split_group`; None for one that torch will refuse."""
+        c10d, world = self.state.c10d, self.state.world
+        if world is None or self.state.uses_torchcomms():
+            return None
+        get = partial(self.forms["split_group"].get, args, kwargs)
+        parent, parts = get("parent_pg") or world, get("split_ranks")
+        memory = self._memory(world)
+        places = c10d._world.pg_group_ranks.get(parent)
+        if not places or not parts or memory.rank not in places:
+            return None
+        ranks = tuple(sorted(places, key=places.__getitem__))
+        named = tuple(tuple(ranks[place] for place in _ranks(part)) for part in parts)
+        name = str(c10d._world.pg_names[parent])
+        memory.splits[name] += 1
+        even = not self.traits.split_names_differ or all(map(memory.known.are_even, named))
+        split = Split(name, memory.splits[name], ranks, named, even, _is_called_by_mesh())
+        own = next((part for part in named if memory.rank in part), ())
+        backend = str(get("backend") or c10d._world.pg_map[parent][0]).lower()
+        site = self._site()
+        call = Call(0, SPLIT, own, backend, "", memory.rank, memory.size, memory.shared, site, split)
+        telling = Telling(self.observers, memory.store)
+        splitting = Splitting(call, memory, parent is world, None, telling)
+        splitting.plan = self._plan_split(splitting, split)
+        return splitting
+
+    def _plan_split(self, splitting: Splitting, split: Split) -> Plan | None:
+        call, memory = splitting.call, splitting.memory
+        device = self.state.world.bound_device_id
+        sort = (SPLIT, call.backend, device, memory.stripped, len(split.ranks), split.partial, split.even)
+        if sort not in memory.decided:
+            creation = self.state.describe(SPLIT, (), call.backend, stripped=memory.stripped, split=split)
+            decision = decide(creation, self.traits, self.strategy)
+            memory.decided[sort] = None if decision == NOTHING else (creation, decision)
+        decided = memory.decided[sort]
+        if decided is None:
+            return None
+        return Plan(decided[0], split.ranks, decided[1], (), {}, speaks=call.rank == split.ranks[0])
+
+    def _leaves_count(self, splitting: Splitting) -> bool:
+        """torch would advance its counter on the ranks of the parent, which are not all ranks."""
+        call, split = splitting.call, splitting.call.split
+        assert split is not None
+        return self.traits.split_counts_parent and len(split.ranks) < call.world_size
+
+    def _split_name(self, splitting: Splitting) -> str | None:
+        """The name for this rank's part; None where torch's own is the same on all of its ranks."""
+        split, memory = splitting.call.split, splitting.memory
+        assert split is not None
+        part = splitting.call.ranks or split.parts[0]  # as torch does for a rank that is left out
+        if splitting.of_world and self.traits.split_names_differ and memory.known.complete:
+            return memory.known.name(part)
+        if self.traits.split_names_differ or self._leaves_count(splitting):
+            return nested_name(split.parent, part, split.turn)
+        return None
+
+    def _begin_split(self, splitting: Splitting, name: str) -> None:
+        """It is clear that torch makes the groups, and which name this rank's has."""
+        splitting.begun = True
+        split, memory = splitting.call.split, splitting.memory
+        assert split is not None
+        if splitting.of_world and self.traits.split_names_differ:
+            for part in split.parts:
+                memory.known.add(part)
+        if splitting.plan is not None:
+            self._count(splitting.plan)
+        splitting.telling.begin(splitting.call._replace(number=next(memory.numbers), name=name))
+
+    def _keep_count(self, splitting: Splitting) -> None:
+        """Advance torch's counter on the ranks left out too, where a split of all ranks advances it."""
+        call, split = splitting.call, splitting.call.split
+        assert split is not None
+        is_left_out = self.traits.split_counts_members and not call.ranks
+        if self.acts and is_left_out and len(split.ranks) == call.world_size:
+            self.state.c10d._world.group_count += 1
+
+    @contextmanager
+    def _one_backend(self, splitting: Splitting, args: Args, kwargs: Kwargs) -> Iterator[None]:
+        """While `split_group` looks at the parent, its backend string is the one of the device (2.8)."""
+        plan = splitting.plan
+        if not (self.acts and plan is not None and SPLIT_BACKEND in plan.decision.defects):
+            yield
+            return
+        known = self.state.c10d._world.pg_map
+        parent = self.forms["split_group"].get(args, kwargs, "parent_pg") or self.state.world
+        before = known[parent]
+        known[parent] = (plan.creation.device_backend, *before[1:])
+        try:
+            yield
+        finally:
+            known[parent] = before
+
     def _forget_split_source(self, result: Any) -> None:
         """Once connected, a group needs its parent no more; sends and receives would split it again."""
         group = result[0]
@@ -352,7 +533,9 @@ class Shim:
     def _line(self, plan: Plan) -> str:
         creation, ranks, defect = plan.creation, plan.ranks, plan.decision.defects[0]
         group = f"{creation.kind} group{f' {bracketed(ranks)}' if ranks else ''} ({creation.backend})"
-        done = _DONE.get(plan.decision.remedy, "named alike on all its ranks")
+        if creation.kind == SPLIT:
+            group = f"split_group of {bracketed(ranks)} ({creation.backend})"
+        done = _RENAMED.get(defect.name) or _DONE.get(plan.decision.remedy, "named alike on all its ranks")
         if self.strategy == "observe":
             done = f"it would be {done}, but TORCHCOMMSHIM=observe"
         return (
@@ -379,8 +562,12 @@ def _ranks(given: Any) -> tuple[int, ...]:
     return () if given is None else tuple(map(int, given))
 
 
-def _digest(ranks: tuple[int, ...]) -> str:
-    return hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
+def _is_called_by_mesh() -> bool:
+    """The innermost caller that is not ours is torch's DeviceMesh."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torchcommshim"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch.distributed.device_mesh"
 
 
 def _clear_split_source(options: Any) -> None:

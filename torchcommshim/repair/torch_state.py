@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from torchcommshim.repair.calls import Split
 from torchcommshim.repair.creations import ALL, MEMBERS, NOBODY, Creation
 
 
@@ -53,7 +54,13 @@ class TorchState:
         return ALL if hasattr(backend, "perform_nocolor_split") else MEMBERS
 
     def describe(
-        self, kind: str, ranks: tuple[int, ...], backend: str, *, stripped: bool = False
+        self,
+        kind: str,
+        ranks: tuple[int, ...],
+        backend: str,
+        *,
+        stripped: bool = False,
+        split: Split | None = None,
     ) -> Creation:
         """A creation in the world as it is now; `stripped`: the shim has dropped its device_id."""
         device = self.world.bound_device_id
@@ -61,7 +68,7 @@ class TorchState:
         device_type = "cuda" if device is None else device.type
         return Creation(
             kind=kind,
-            ranks=ranks,
+            ranks=ranks if split is None else split.ranks,
             backend=backend,
             world_size=self.world.size(),
             bound=device is not None,
@@ -69,6 +76,8 @@ class TorchState:
             device_backend=self.backends(backend).get(device_type),
             world_device_backend=self.world_backends().get(device_type),
             world_splits=self.who_splits(device or device_type),
+            partial=split is not None and split.partial,
+            even=split is None or split.even,
         )
 
     def uses_torchcomms(self) -> bool:

@@ -24,6 +24,8 @@ WRAPPED = (
     "_get_split_source",
     "_process_group_name",
 )
+# Those that a build need not have: 2.3 and 2.4 have no split_group.
+OPTIONAL = ("split_group",)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,14 @@ class Traits:
             by version.
         local_names_differ: `use_local_synchronization` groups get a name from state that differs
             between ranks (2.6 on; pytorch#173608).
+        split_names_differ: `split_group` names a group by how many groups this rank is in, which differs
+            between its ranks (2.10 to 2.13; pytorch#189073).
+        split_counts_parent: `split_group` advances `group_count`, by which later groups are named, on the
+            ranks of the parent only (2.5 to 2.9, and 2.14 on).
+        split_counts_members: of those, only on ranks that are in one of the new groups (2.5 to 2.8;
+            pytorch#145376).
+        split_wants_one_backend: `split_group` raises for a parent made with `cuda:nccl` or
+            `cpu:gloo,cuda:nccl`, which it takes for the name of one backend (2.8; pytorch#159200).
         device_picks_backend: `init_process_group(device_id=...)` without a backend takes only that
             device's default backend (2.6 on), where earlier releases take one for each device.
         accepts_int_device: `init_process_group(device_id=0)` is understood (2.8 on).
@@ -60,6 +70,10 @@ class Traits:
     split_tests_size: bool = False
     point_to_point_splits: bool = False
     local_names_differ: bool = False
+    split_names_differ: bool = False
+    split_counts_parent: bool = False
+    split_counts_members: bool = False
+    split_wants_one_backend: bool = False
     device_picks_backend: bool = False
     accepts_int_device: bool = False
     nonblocking_by_default: bool = False
@@ -110,6 +124,7 @@ def probe(code_of: CodeOf, version: str) -> Traits:
 
     late = "bound_device_id" not in names("_new_group_with_tag")
     hashed = names("_hash_ranks_to_str")
+    splits, splits_by_hash = code_of("split_group"), _has_true(code_of("split_group"))
     return Traits(
         members_split_late=by_code(
             "members_split_late", late, "_new_group_with_tag does not read the world's bound_device_id"
@@ -125,6 +140,26 @@ def probe(code_of: CodeOf, version: str) -> Traits:
             "local_names_differ",
             bool(hashed & {"pg_names", "group_count"}),
             "_hash_ranks_to_str reads a counter of this process",
+        ),
+        split_names_differ=by_code(
+            "split_names_differ",
+            splits_by_hash and "pg_names" in hashed,
+            "split_group hashes the number of this process's groups",
+        ),
+        split_counts_parent=by_code(
+            "split_counts_parent",
+            splits is not None and not (splits_by_hash and "group_count" not in hashed),
+            "split_group advances group_count",
+        ),
+        split_counts_members=by_code(
+            "split_counts_members",
+            "perform_nocolor_split" in names("split_group"),
+            "split_group returns on ranks left out before it names the group",
+        ),
+        split_wants_one_backend=by_code(
+            "split_wants_one_backend",
+            "_plugins" in names("split_group"),
+            "split_group looks the parent's whole backend string up",
         ),
         device_picks_backend=by_code(
             "device_picks_backend",
@@ -145,6 +180,11 @@ def probe(code_of: CodeOf, version: str) -> Traits:
         ),
         found=found,
     )
+
+
+def _has_true(code: CodeType | None) -> bool:
+    """It passes the constant True: `_process_group_name(..., use_hashed_name=True)`."""
+    return code is not None and any(constant is True for constant in code.co_consts)
 
 
 def _reasons_to_stand_aside(code_of: CodeOf) -> Iterator[str]:

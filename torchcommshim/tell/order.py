@@ -30,7 +30,7 @@ from typing import Any, Callable, Collection, Generator, Iterable, Iterator, Seq
 from torchcommshim import settings
 from torchcommshim.ranges import expanded, named, shortened
 from torchcommshim.repair.calls import Call
-from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
+from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, SPLIT, WORLD
 from torchcommshim.repair.torch_state import TorchState
 from torchcommshim.repair.worlds import NONBLOCKING_SWITCH
 from torchcommshim.tell import members
@@ -127,9 +127,12 @@ class OrderCheck:
             self._report.failed("order", error)
 
     def _waits(self, call: Call) -> bool:
-        """Does torch wait for all members when it makes a local group?  Else the check must not either."""
+        """Does torch wait for all members when it makes a local group?  Else the check must not either.
+
+        All ranks of a parent split it, whatever its backend waits for.
+        """
         if call.kind != LOCAL:
-            return False
+            return call.kind == SPLIT
         backends, device = self._state.backends(call.backend), self._state.world.bound_device_id
         if "gloo" in backends.values():
             return os.environ.get("TORCH_GLOO_LAZY_INIT", "0") in ("", "0")
@@ -205,7 +208,7 @@ class Comparison:
         """
         with self._lock:
             self._threads.add(threading.get_ident())
-            made = (call.kind, *([] if call.kind == COLLECTIVE else [call.ranks, _own_name(call)]))
+            made = (call.kind, *([] if call.kind == COLLECTIVE else [_makers(call), _own_name(call)]))
             self._made[made] += 1
             turn = self._made[made]
         while True:
@@ -213,7 +216,7 @@ class Comparison:
                 yield from self._wait(self.join, lambda: _NO_WORLD.format(self._rank, call.site))
                 if call.kind == COLLECTIVE:
                     yield from self._meet_all(call, turn, apart)
-                elif call.ranks:
+                elif _makers(call):
                     yield from self._meet_members(call, turn, waits)
                 return
             except _ReplacedError:
@@ -264,16 +267,18 @@ class Comparison:
             yield from self._wait(is_settled, lookout.difference, lookout)
 
     def _meet_members(self, call: Call, turn: int, waits: bool) -> Steps:
-        key = f"{call.kind}/{_digest(call.ranks, _own_name(call))}/{turn}"
-        post = self._post(call, turn, f"{key}/arrived", len(call.ranks) if waits else 0)
+        ranks = _makers(call)
+        key = f"{call.kind}/{_digest(ranks, _own_name(call))}/{turn}"
+        post = self._post(call, turn, f"{key}/arrived", len(ranks) if waits else 0)
         first = Post.load(self._board.first(f"{key}/first", post.dump()))
         self._condemn(_difference([first, post]))
         if waits:
             yield from self._arrive(post)
 
     def _post(self, call: Call, turn: int, counter: str, target: int, apart: bool = True) -> Post:
-        made = call.rank, call.number, call.kind, call.ranks, call.backend, call.site
-        post = Post(*made, turn, counter, target, apart, threaded=len(self._threads) > 1)
+        made = call.rank, call.number, call.kind, _makers(call), call.backend, call.site
+        threaded = len(self._threads) > 1
+        post = Post(*made, turn, counter, target, apart, threaded, parts=_parts(call))
         self._board.set(f"{post.channel}/{self._rank}", post.dump())
         return post
 
@@ -422,6 +427,7 @@ class Post:
         counter, target: all have come when the counter has reached the target; 0 if the rank does not wait.
         apart: groups of several ranks may share the call.
         threaded: this rank has made groups in several threads.
+        parts: of a split, whose `ranks` are the parent's: those of each new group.
     """
 
     rank: int
@@ -435,6 +441,7 @@ class Post:
     target: int = 0
     apart: bool = True
     threaded: bool = False
+    parts: str = ""
 
     def dump(self) -> str:
         """As JSON, in which a regular list of ranks is short."""
@@ -457,9 +464,9 @@ class Post:
         return "collective" if self.kind == COLLECTIVE else "other"
 
     @property
-    def version(self) -> tuple[tuple[int, ...], str]:
+    def version(self) -> tuple[tuple[int, ...], str, str]:
         """What must be equal on all members."""
-        return self.ranks, self.backend
+        return self.ranks, self.backend, self.parts
 
     @property
     def shares(self) -> bool:
@@ -469,7 +476,8 @@ class Post:
     @property
     def name(self) -> str:
         """Which creation it is, among those that it is compared with."""
-        return f"call {self.turn} of " + ("new_group" if self.kind == COLLECTIVE else f"{self._made}")
+        call = f"split_group of [{shortened(self.ranks)}]" if self.kind == SPLIT else self._made
+        return f"call {self.turn} of " + ("new_group" if self.kind == COLLECTIVE else call)
 
     @property
     def line(self) -> str:
@@ -478,6 +486,8 @@ class Post:
 
     @property
     def _made(self) -> str:
+        if self.kind == SPLIT:
+            return f"split_group of [{shortened(self.ranks)}] into {self.parts}"
         what = {COLLECTIVE: "new_group", LOCAL: "the local group", DIRECT: "the direct group"}[self.kind]
         return f"{what} [{shortened(self.ranks)}]"  # not cut: two lists may differ at their ends only
 
@@ -511,8 +521,19 @@ class Board:
 
 
 def _own_name(call: Call) -> str:
-    """The name that tells creations of the same ranks apart, where the caller gives one."""
+    """The name that tells creations of the same ranks apart: the caller's, or of a split the parent's."""
+    if call.split is not None:
+        return call.split.parent
     return call.name if call.kind == DIRECT else ""
+
+
+def _makers(call: Call) -> tuple[int, ...]:
+    """The ranks that make the creation together, unless all ranks of the world do."""
+    return call.ranks if call.split is None else call.split.ranks
+
+
+def _parts(call: Call) -> str:
+    return " ".join(f"[{shortened(part)}]" for part in call.split.parts) if call.split else ""
 
 
 def _digest(*values: object) -> str:

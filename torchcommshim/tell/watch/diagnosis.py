@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from torchcommshim.ranges import bracketed, cut, expanded, named
-from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, WORLD
+from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, SPLIT, WORLD
 from torchcommshim.repair.rendezvous import Rendezvous
 from torchcommshim.tell import members
 from torchcommshim.tell.watch.views import (
@@ -35,7 +35,9 @@ _CALLS = {
     COLLECTIVE: "new_group",
     LOCAL: "new_group, by local synchronization,",
     DIRECT: "_new_process_group_helper",
+    SPLIT: "split_group",
 }
+_PARTS = 4  # of a split
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,12 @@ _UNREACHED = {
 
 
 def _text(creation: Seen) -> str:
+    if creation.split:
+        _, _, ranks, parts = creation.split
+        shown = " ".join(bracketed(expanded(part)) for part in parts[:_PARTS])
+        more = f" and {len(parts) - _PARTS} more" if parts[_PARTS:] else ""
+        what = f"{_CALLS[SPLIT]} of {bracketed(expanded(ranks))} into {shown}{more}"
+        return f"#{creation.number} {what} {creation.backend} at {creation.site}"
     ranks = "" if creation.kind == WORLD or not creation.ranks else f" {bracketed(expanded(creation.ranks))}"
     return f"#{creation.number} {_CALLS[creation.kind]}{ranks} {creation.backend} at {creation.site}"
 
@@ -185,11 +193,12 @@ def _ranks(views: list[View]) -> list[int]:
 
 def _causes(job: Job) -> list[str]:
     """The likeliest first."""
-    found = list(filter(None, (_strangers(job), _defect(job), _disagreement(job))))
+    found = list(filter(None, (_strangers(job), _defect(job), _disagreement(job), _split_apart(job))))
+    found += [] if found else filter(None, [_names_apart(job)])
     if not found and job.apart:
         found.append(f"{job.apart}: that rank has ended, or the hosts cannot reach each other.")
     elif not found:
-        inside: dict[tuple[str, str], set[int]] = defaultdict(set)
+        inside: dict[tuple[str, ...], set[int]] = defaultdict(set)
         for rank, seen in job.waiting.items():
             inside[seen.call].add(rank)
         for ranks in list(inside.values())[:_CAUSES]:
@@ -305,6 +314,45 @@ def _only_members(job: Job, variants: Mapping[tuple[str, ...], list[tuple[int, S
 
 def _makes(view: View, ranks: tuple[int, ...]) -> bool:
     return any(seen.kind == COLLECTIVE and expanded(seen.ranks) == ranks for seen in view.seen)
+def _splits(job: Job) -> Iterator[list[tuple[int, Seen]]]:
+    """The splits that ranks know of, the first ones first, each with the ranks that make it."""
+    calls: dict[tuple[str, ...], list[tuple[int, Seen]]] = defaultdict(list)
+    for rank, view in sorted(job.views.items()):
+        for seen in view.seen:
+            if seen.split:
+                calls[seen.call].append((rank, seen))
+    yield from sorted(calls.values(), key=lambda makers: min(seen.number for _, seen in makers))
+
+
+def _split_apart(job: Job) -> str | None:
+    """The first split of a group in which ranks do not name the same parts."""
+    for makers in _splits(job):
+        first = makers[0]
+        other = next((each for each in makers if each[1].same != first[1].same), None)
+        if other:
+            return (
+                f"ranks do not split one group alike: rank {first[0]} makes {_text(first[1])}; in its place "
+                f"rank {other[0]} makes {_text(other[1])}. All ranks of a group pass the same lists to "
+                "split_group; TORCHCOMMSHIM_CHECK_ORDER=1 stops a job at the first such creation."
+            )
+    return None
+
+
+def _names_apart(job: Job) -> str | None:
+    """The first split group to which its ranks have given different names."""
+    for makers in _splits(job):
+        named_by: dict[str, tuple[int, Seen]] = {}
+        for rank, seen in makers:
+            first = named_by.setdefault(seen.ranks, (rank, seen))
+            if seen.ranks and seen.name != first[1].name:
+                return (
+                    f"ranks have given one group different names, under which they look for each other: in "
+                    f"{_text(seen)}, rank {first[0]} calls {bracketed(expanded(seen.ranks))} "
+                    f"{first[1].name!r}, rank {rank} calls it {seen.name!r}. torch makes the name of a split "
+                    "group from how many groups the rank is in "
+                    "(https://github.com/pytorch/pytorch/issues/189073)."
+                )
+    return None
 
 
 def _conflict(variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> list[tuple[str, ...]] | None:
@@ -362,6 +410,8 @@ def _absent(job: Job, inside: set[int]) -> set[int] | None:
     creation = job.waiting[min(inside)]
     lists = {job.waiting[rank].ranks for rank in inside}  # each rank may have named its own group only
     takes = {rank for ranks in lists for rank in expanded(ranks)}
+    if creation.split:
+        takes = set(expanded(creation.split[2]))
     if not takes:  # a direct call, which may span other processes
         return None
     if creation.kind == COLLECTIVE and any(job.views[rank].bound for rank in inside):

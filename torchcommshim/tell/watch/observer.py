@@ -55,7 +55,7 @@ class Watch:
         self._state = state
         self._session: Session | None = None
         self._entry: Entry | None = None
-        self._sorts: set[tuple[str, str, bool]] = set()
+        self._sorts: set[tuple[object, ...]] = set()
         self._struck: list[Struck] = []
         _watches.add(self)
 
@@ -159,12 +159,14 @@ class Watch:
         That depends on what makes a creation's sort, and on the world, which stays as it is.
         """
         acts = self._report.settings.acts
-        sort = (call.kind, call.backend, len(call.ranks) == call.world_size)
+        split = call.split
+        shape = split and (len(split.ranks) == call.world_size, split.partial, split.even)
+        sort = (call.kind, call.backend, shape or len(call.ranks) == call.world_size)
         if sort in self._sorts or (acts and self._sorts):
             return
         self._sorts.add(sort)
         if not acts:
-            creation = self._state.describe(call.kind, call.ranks, call.backend)
+            creation = self._state.describe(call.kind, call.ranks, call.backend, split=split)
             self._struck += [
                 Struck(call.number, call.site, defect.name, defect.title, defect.upstream)
                 for defect in striking(creation, self._report.traits)

@@ -29,6 +29,7 @@ _ENDED = struct.Struct("d")
 _HEAD = struct.Struct("II")  # checksum of the payload, and its length; after when it ended
 _TEXTS = 8192  # bytes of a slot for names and paths, beside the ranks
 _RANK = 5  # bytes that marshal takes for a rank
+_LISTS = 4  # of ranks, as long as the world at most: the group's, and of a split the parent's, and the parts'
 _FORMAT = 2  # marshal's, without its references, which take time to find; both sides run one Python
 _LOOKS = 20  # at a slot, until one finds it whole
 
@@ -37,6 +38,7 @@ class Entry(NamedTuple):
     """One creation of a rank; see `calls.Call`.
 
     Attributes:
+        split: the first four of `calls.Split`.
         started, ended: seconds on the host's monotonic clock; `ended` is 0 until it has returned.
     """
 
@@ -46,6 +48,7 @@ class Entry(NamedTuple):
     backend: str
     name: str
     site: str
+    split: tuple[Any, ...] | None
     started: float
     ended: float = 0.0
 
@@ -123,7 +126,8 @@ class Record:
 
 
 def _content(call: Call) -> tuple[Any, ...]:
-    return call.number, call.kind, call.ranks, call.backend, call.name, call.site
+    split = call.split and tuple(call.split[:4])
+    return call.number, call.kind, call.ranks, call.backend, call.name, call.site, split
 
 
 class Reader:
@@ -181,5 +185,5 @@ def above_streams(descriptor: int) -> int:
 
 
 def _slot_size(world_size: int) -> int:
-    size = _ENDED.size + _HEAD.size + _TEXTS + _RANK * world_size
+    size = _ENDED.size + _HEAD.size + _TEXTS + _LISTS * _RANK * world_size
     return -(-size // _ENDED.size) * _ENDED.size  # aligned, so that when it ended is written at once

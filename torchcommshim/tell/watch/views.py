@@ -25,6 +25,7 @@ class Seen(NamedTuple):
         ranks: as `ranges.shortened` writes them.
         began: how many seconds ago.
         ended: how many seconds ago it returned; None if it has not.
+        split: of a split, the parent's name, how often it has been split, its ranks, and those of each part.
     """
 
     number: int
@@ -35,15 +36,21 @@ class Seen(NamedTuple):
     site: str
     began: float
     ended: float | None
+    split: Sequence[Any] | None = None
 
     @property
-    def call(self) -> tuple[str, str]:
+    def call(self) -> tuple[str, ...]:
         """What is equal on all ranks, also where each names its own group only."""
+        if self.split:
+            parent, turn, ranks, _ = self.split
+            return f"{parent} {turn}", self.kind, ranks
         return self.name if self.number else "", self.kind  # in the rendezvous it has no name yet
 
     @property
-    def same(self) -> tuple[str, str, str, str]:
+    def same(self) -> tuple[str, ...]:
         """What is equal on all ranks that make this creation."""
+        if self.split:
+            return (*self.call, " ".join(self.split[3]), self.backend)
         return self.name, self.kind, self.ranks, self.backend
 
 

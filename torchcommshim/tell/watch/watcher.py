@@ -14,6 +14,7 @@ import resource
 import selectors
 import socket
 import time
+from typing import Any
 
 from torchcommshim.ranges import shortened
 from torchcommshim.tell.watch import stacks
@@ -250,7 +251,13 @@ def _seen(entry: Entry, now: float) -> Seen:
         entry.site,
         now - entry.started,
         now - entry.ended if entry.ended else None,
+        _split(entry.split) if entry.split else None,
     )
+
+
+def _split(split: tuple[Any, ...]) -> tuple[str, int, str, list[str]]:
+    parent, turn, ranks, parts = split
+    return parent, turn, shortened(ranks), [shortened(part) for part in parts]
 
 
 def main() -> None:
