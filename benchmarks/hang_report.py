@@ -197,7 +197,8 @@ def _stand_for_the_others(size: int, hub: str, selector: Any, asked: list[float]
                 line.send({"view": view})
 
         line = Line.to(selector, "127.0.0.1", port, heard, lambda line: None)
-        line.send({"token": token, "rank": rank, "host": f"host{rank // 8}", "addresses": [], "port": 1})
+        process = {"host": f"host{rank // 8}", "pid": rank, "program": "train.py", "job": {}}
+        line.send({"token": token, "rank": rank, "size": size, **process, "addresses": [], "port": 1})
         return line
 
     for rank in range(1, size):
