@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Iterable, Sequence
 
-from frameworks.catalogue import HANGS, WAYS
+from frameworks.catalogue import HANGS, WAYS_OF
 from frameworks.judge import Row, green_ways
 
 HEAD = """# Tried with your framework
@@ -26,7 +26,7 @@ What is said of it was not seen on GPUs. Its losses are compared with those of t
 Last run: {day}, {machine}.
 """
 
-COLUMNS = ("framework", "version", "torch", "world", "without", *(way.name for way in WAYS), "result")
+COLUMNS = ("framework", "version", "torch", "world", "without")
 
 
 def page(rows: Sequence[Row], day: str, machine: str, hang_report_s: int) -> str:
@@ -35,7 +35,7 @@ def page(rows: Sequence[Row], day: str, machine: str, hang_report_s: int) -> str
     choices = list(dict.fromkeys(row.environment.choice for row in rows))
     for choice in choices:
         some = [row for row in rows if row.environment.choice == choice]
-        parts += [f"## {TITLES[choice]}\n", table(some)]
+        parts += [f"## {TITLES[choice]}\n", table(some, [way.name for way in WAYS_OF[choice]])]
     parts += ["## What is not green\n", not_green(rows)]
     parts += ["## The programs\n", programs(rows)]
     return "\n".join(parts)
@@ -43,13 +43,14 @@ def page(rows: Sequence[Row], day: str, machine: str, hang_report_s: int) -> str
 
 TITLES = {
     "newest": "The newest releases",
-    "pinned": "Older releases, always the same",
+    "pinned": "Older releases, always the same ones",
 }
 
 
-def table(rows: Iterable[Row]) -> str:
+def table(rows: Iterable[Row], ways: Sequence[str]) -> str:
     """One line a row."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS)]
+    columns = [*COLUMNS, *ways, "result"]
+    lines = [columns, ["---"] * len(columns)]
     for row in rows:
         versions = ", ".join(
             version if len(row.program.packages) == 1 else f"{package} {version}"
@@ -62,7 +63,7 @@ def table(rows: Iterable[Row]) -> str:
                 row.environment.torch,
                 "simulated NCCL" if row.program.simulated else "gloo",
                 row.without,
-                *(row.ways.get(way.name, "not run") for way in WAYS),
+                *(row.ways.get(way, "not run") for way in ways),
                 "green" if row.green else "**not green**",
             ]
         )

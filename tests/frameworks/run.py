@@ -3,8 +3,8 @@
 
     cd tests && python -m frameworks.run [--only NAME,...] [--page FILE] CHOICE=VENV[,VENV...] ...
 
-CHOICE is `newest` or `pinned`.  A program runs in the first environment of a choice that has its packages.  torchcommshim is installed in
-each, and in the Python that runs this.  Exits 1 if a row is not green.
+CHOICE is `newest` or `pinned`.  A program runs in the first environment of a choice that has its packages.
+torchcommshim is installed in each, and in the Python that runs this.  Exits 1 if a row is not green.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Sequence
 
-from frameworks.catalogue import PROGRAMS, WAYS, WITHOUT, Program
+from frameworks.catalogue import PROGRAMS, WAYS_OF, WITHOUT, Program
 from frameworks.jobs import HANG_REPORT_S, Run, run
 from frameworks.judge import Environment, Row, judge, judge_without, new_lines
 from frameworks.page import page
@@ -98,7 +98,7 @@ def try_out(program: Program, python: Path, environment: Environment) -> Row:
     tell(row, "without", row.without, without)
     if reference.trained:
         known = {*reference.lines, *without.lines}
-        for way in WAYS:
+        for way in WAYS_OF[environment.choice]:
             ended = run(program, python, way.variables, LIMIT_S, program.simulated)
             again = None
             if ended.trained and new_lines(ended, known):
