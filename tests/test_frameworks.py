@@ -152,12 +152,20 @@ class TestPage:
             "Work-around: auto or split or order check is green.\n" in text
         )
 
+    def test_pinned_is_not_passed_over(self):
+        """A pinned release that does not train any more is a failure: it did when it was chosen."""
+        broken = row(GLOO, "pinned", without=["without the shim it fails: boom"])
+        broken.ways = {}
+
+        assert (broken.green, broken.passed_over) == (False, False)
+
     def test_fails_without_us(self):
         """What fails without the shim is not laid at its door."""
         broken = row(GLOO, "newest", without=["without the shim it fails: boom"])
         broken.ways = {}
 
         assert green_ways(broken) == []
+        assert (broken.green, broken.passed_over) == (False, True)
         assert "without: without the shim it fails: boom. The shim has no part in it.\n" in page(
             [broken], "2030-01-02", "x", 30
         )

@@ -51,6 +51,11 @@ class Row:
         """Nothing is other than it should be, in any way."""
         return not any(self.problems.values())
 
+    @property
+    def passed_over(self) -> bool:
+        """A release that nobody here has chosen does not train without the shim: no fault of the shim's."""
+        return self.environment.choice == "newest" and not self.ways and not self.green
+
 
 def ending(run: Run) -> str:
     """How a run ended."""
