@@ -129,6 +129,7 @@ def test_membership_is_not_recorded():
         "world_device_backend",
         "world_splits",
         "partial",
+        "divides",
         "even",
     }
 

@@ -181,6 +181,18 @@ SPLIT_COUNT = Defect(
     splits=False,
 )
 
+SPLIT_KEYS = Defect(
+    name="split-keys",
+    title="the groups of one split_group share a name, so the gloo parts of them connect to each other",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: traits.split_names_shared and not traits.split_counts_members,
+    strikes=lambda creation, traits: (
+        creation.kind == SPLIT and creation.divides and "gloo" in creation.backend
+    ),
+    example=replace(_SPLIT, backend="cpu:gloo,cuda:nccl", divides=True),
+    splits=False,
+)
+
 SPLIT_BACKEND = Defect(
     name="split-backend",
     title="split_group of a parent made with cuda:nccl or cpu:gloo,cuda:nccl raises",
@@ -214,6 +226,7 @@ CATALOGUE = (
     POINT_TO_POINT,
     SPLIT_NAMES,
     SPLIT_COUNT,
+    SPLIT_KEYS,
     SPLIT_BACKEND,
     NONBLOCKING,
 )

@@ -41,8 +41,8 @@ from torchcommshim.repair.creations import (
     Kwargs,
     Original,
 )
-from torchcommshim.repair.defects import SPLIT_BACKEND, SPLIT_COUNT
-from torchcommshim.repair.names import KnownGroups, nested_name
+from torchcommshim.repair.defects import SPLIT_BACKEND, SPLIT_COUNT, SPLIT_KEYS
+from torchcommshim.repair.names import KnownGroups, nested_name, part_name
 from torchcommshim.repair.names import digest as _digest
 from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
 from torchcommshim.repair.torch_state import TorchState
@@ -59,6 +59,7 @@ _DONE = {
 
 
 _RENAMED = {
+    SPLIT_KEYS.name: "given a name each",
     SPLIT_COUNT.name: "counted alike on all ranks",
     SPLIT_BACKEND.name: "made with the backend of the parent's device",
 }
@@ -253,6 +254,8 @@ class Shim:
         name = self._guarded(self._split_name, splitting) if self.acts else None
         if name is None:
             name = original(*args, **kwargs)
+            if self.acts and self.traits.split_names_shared and splitting.call.ranks:
+                name = _apart(str(name), splitting)
         self._begin_split(splitting, str(name))
         return name
 
@@ -425,7 +428,8 @@ class Shim:
     def _plan_split(self, splitting: Splitting, split: Split) -> Plan | None:
         call, memory = splitting.call, splitting.memory
         device = self.state.world.bound_device_id
-        sort = (SPLIT, call.backend, device, memory.stripped, len(split.ranks), split.partial, split.even)
+        shape = (len(split.ranks), split.partial, len(split.parts) > 1, split.even)
+        sort = (SPLIT, call.backend, device, memory.stripped, *shape)
         if sort not in memory.decided:
             creation = self.state.describe(SPLIT, (), call.backend, stripped=memory.stripped, split=split)
             decision = decide(creation, self.traits, self.strategy)
@@ -531,6 +535,12 @@ class Shim:
 def _ranks(given: Any) -> tuple[int, ...]:
     """A list of ranks as plain numbers; a direct caller may name none."""
     return () if given is None else tuple(map(int, given))
+
+
+def _apart(name: str, splitting: Splitting) -> str:
+    """A name of its own for each of several parts, where torch gives all of them one."""
+    split, part = splitting.call.split, splitting.call.ranks
+    return part_name(name, part) if split is not None and len(split.parts) > 1 else name
 
 
 def _is_called_by_mesh() -> bool:
