@@ -130,6 +130,7 @@ def test_membership_is_not_recorded():
         "world_splits",
         "partial",
         "divides",
+        "by_mesh",
         "even",
     }
 

@@ -425,12 +425,13 @@ def creation_of(step: Create, world: World, *, stripped: bool = False) -> Creati
         world_splits=world.splits,
         divides=len(step.parts) > 1,
         partial=step.kind == SPLIT_GROUP and sum(map(len, step.parts)) < len(step.parent_ranks),
+        by_mesh=step.by_mesh,
         even=step.even,
     )
 
 
 def as_made(step: Create, world: World, traits: Traits, *, stripped: bool = False) -> list[Create]:
-    """The steps that `step` amounts to: a mesh makes its groups one by one where the world cannot be split."""
+    """The steps that `step` amounts to: without a world to split, a mesh makes its groups one by one."""
     can_split = world.bound and not stripped and not traits.members_split_late
     if step.kind != SPLIT_GROUP or can_split or not step.by_mesh:
         return [step]
