@@ -71,9 +71,10 @@ class Recorder(dist.ProcessGroup):
         events.append(("connect", self.ranks))
 
     def _set_group_name(self, name):
-        pass
+        self.group_name = name
 
-    _set_group_desc = _set_group_name
+    def _set_group_desc(self, description):
+        pass
 
     def shutdown(self):
         pass

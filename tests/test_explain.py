@@ -27,6 +27,7 @@ from torchcommshim.commands import cli
 from torchcommshim.commands.explain import traces
 from torchcommshim.commands.explain.program import AT_ONCE, LATER, WORLD_FIRST
 from torchcommshim.commands.explain.releases import release_of, salt_of, traits_of
+from torchcommshim.repair.calls import Split
 from torchcommshim.repair.splits import (
     CONNECT,
     COUNTER,
@@ -112,6 +113,77 @@ def test_releases_that_are_not_known(version, tmp_path, explain):
 def test_local_version():
     """A build's local part does not matter."""
     assert release_of("2.4.1+cu121") == (2, 4, 1)
+
+
+# -- split_group ----------------------------------------------------------------------------------------
+
+
+def splits(rank, parts, parent="0", ranks=range(4), name="part", by_mesh=False):
+    """The keywords of a split as `rank` makes it."""
+    parts = tuple(map(tuple, parts))
+    split = Split(parent, 1, tuple(ranks), parts, by_mesh=by_mesh)
+    own = next((part for part in parts if rank in part), ())
+    return {"kind": "split", "ranks": own, "name": name, "split": split}
+
+
+def splitting_job(folder, torch, *steps, **world):
+    """The trace of a job of 4 ranks; a step is a list of ranks, or gives the creation of a rank."""
+    for rank in range(4):
+        made = [step(rank) if callable(step) else {"ranks": step} for step in steps]
+        tracing.record(tracing.trace(folder, torch, **world), rank, [each for each in made if each])
+    return folder
+
+
+@once
+@pytest.mark.parametrize(
+    ("version", "verdict", "defects"),
+    [
+        ("2.4.1", HANG, ["late-members"]),
+        ("2.7.1", HANG, ["split-count"]),
+        ("2.9.0", OK, []),
+        ("2.13.0", HANG, ["split-names"]),
+        ("2.15.0", OK, []),
+    ],
+)
+def test_partial_split(tmp_path, version, verdict, defects, explain):
+    """A mesh of some ranks, then one of all in a mixed world: per release, from one trace."""
+    mixed = "cpu:gloo,cuda:nccl"
+    steps = [
+        lambda rank: {**splits(rank, [[0, 1, 2]], by_mesh=True), "backend": mixed},
+        lambda rank: {**splits(rank, [[0, 1, 2, 3]], name="all", by_mesh=True), "backend": mixed},
+        lambda rank: {"ranks": [0, 1, 2, 3], "backend": "gloo"},
+    ]
+    for rank in range(4):
+        made = [step(rank) for step in steps]
+        tracing.record(tracing.trace(tmp_path, "2.13.0", backend=mixed), rank, made, backend=mixed)
+    _, found, _ = explain(tmp_path, "--torch", version, "--json")
+
+    assert found["strategies"]["off"]["verdict"] == verdict
+    assert [found["strategies"][strategy]["verdict"] for strategy in ("auto", "strip", "split")] == [OK] * 3
+    assert [defect["name"] for defect in found["defects"] if defect["name"] != "other-backend"][:1] == defects
+
+
+@once
+def test_nested_split(tmp_path, explain):
+    """The group that is split is found by its name; where it is in no trace, that is said."""
+    halves = lambda rank: splits(rank, [[0, 1], [2, 3]], name="half")  # noqa: E731
+    nested = lambda rank: splits(rank, [[0], [1]], "half", (0, 1), "one") if rank < 2 else None  # noqa: E731
+    lost = lambda rank: splits(rank, [[0], [1]], "lost", (0, 1), "one") if rank < 2 else None  # noqa: E731
+    _, found, _ = explain(splitting_job(tmp_path / "a", "2.14.0", halves, nested, [0, 1, 2, 3]), "--json")
+    code, _, err = explain(splitting_job(tmp_path / "b", "2.14.0", halves, lost))
+
+    assert [defect["name"] for defect in found["defects"]] == ["split-count"]
+    assert (code, "the group that it splits is not in the trace" in err) == (2, True)
+
+
+@once
+def test_split_into_other_parts(tmp_path, explain):
+    """Ranks that name different parts are named, and a part of a split is a part of the text."""
+    other = lambda rank: splits(rank, [[0, 1], [2, 3]] if rank < 3 else [[0, 1], [3]])  # noqa: E731
+    _, text, _ = explain(splitting_job(tmp_path, "2.13.0", other))
+
+    assert "ranks 0-2 a split into [0,1] [2,3] nccl" in text
+    assert "rank 3 a split into [0,1] [3] nccl" in text
 
 
 # -- the measured tables, from traces by real torch -----------------------------------------------------

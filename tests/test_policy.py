@@ -129,6 +129,8 @@ def test_membership_is_not_recorded():
         "world_device_backend",
         "world_splits",
         "partial",
+        "divides",
+        "by_mesh",
         "even",
     }
 

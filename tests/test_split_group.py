@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="needs torch")
 import torch.distributed as dist  # noqa: E402
-from recorder import world  # noqa: E402
+from recorder import DEVICE, Recorder, world  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 import torchcommshim  # noqa: E402
+from torchcommshim.repair.traits import release  # noqa: E402
 from torchcommshim.tell import report  # noqa: E402
 
 c10d = sys.modules["torch.distributed.distributed_c10d"]
 
 pytestmark = [
-    pytest.mark.skipif(not hasattr(dist, "split_group"), reason="this torch has no split_group"),
+    # Others have no split_group, or ask the backend for more than the recorder has.
+    pytest.mark.skipif(not ((2, 10) <= release(torch.__version__) < (2, 14)), reason="not of 2.10 to 2.13"),
     pytest.mark.filterwarnings("default"),
 ]
 
@@ -36,7 +39,8 @@ def machine_with_gpus(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: torch.device("cuda", 0))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 8)
-    monkeypatch.setattr(c10d, "copy", types.SimpleNamespace(copy=copy.copy, deepcopy=lambda options: options))
+    uncopied = types.SimpleNamespace(copy=copy.copy, deepcopy=lambda options: options)
+    monkeypatch.setattr(c10d, "copy", uncopied, raising=False)
     monkeypatch.setenv("TORCHCOMMSHIM_AGREEMENT", "off")
     torchcommshim.uninstall()
     yield
@@ -199,6 +203,28 @@ def test_any_program(program):
     for of_rank in names:
         given_ = [name for name in of_rank if name is not None]
         assert len(set(given_)) == len(given_)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="asks for a CUDA device")
+@pytest.mark.parametrize(("strategy", "alike"), [("off", False), ("auto", True), ("split", True)])
+def test_mesh_in_a_world_that_cannot_split(monkeypatch, strategy, alike):
+    """It makes its groups by new_group, as in a world without device_id; without the shim it raises."""
+    monkeypatch.setenv("TORCHCOMMSHIM", strategy)
+    monkeypatch.setattr(Recorder, "supports_splitting", False)
+    torchcommshim.install()
+    names = []
+    for rank in EVERYBODY:
+        with world(size=SIZE, rank=rank) as whole:
+            whole.bound_device_id = DEVICE  # which torch's own ProcessGroup is, whether it can split or not
+            try:
+                mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp", "tp"))
+            except RuntimeError as error:
+                names.append(str(error))
+            else:
+                names.append([mesh.get_group(name).ranks for name in ("dp", "tp")])
+
+    expected = [[[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]]]
+    assert (names == expected, "does not support splitting" in str(names)) == (alike, not alike)
 
 
 def test_repairs_are_counted(monkeypatch):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torchcommshim.repair import policy, splits
 from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
 from torchcommshim.repair.splits import (
+    CLOSE,
     CONNECT,
     COUNTER,
     ERROR,
@@ -43,12 +44,15 @@ pytestmark = pytest.mark.once
 # Releases that make groups in the same way, and the salt of their local-synchronization names.
 EARLY = Traits(split_ignores_backend=True, split_tests_size=True, point_to_point_splits=True)
 LATER = Traits(split_ignores_backend=True, local_names_differ=True)
+COUNTS = {"split_counts_parent": True, "split_names_shared": True}
 BUILDS = {
     "2.4": (replace(EARLY, members_split_late=True, point_to_point_splits=False), COUNTER),
-    "2.5": (EARLY, COUNTER),
-    "2.13": (LATER, REGISTERED),
-    "2.14": (LATER, COUNTER),
-    "2.15": (replace(LATER, split_ignores_backend=False), COUNTER),
+    "2.5": (replace(EARLY, **COUNTS, split_counts_members=True), COUNTER),
+    "2.8": (replace(LATER, **COUNTS, split_counts_members=True, split_wants_one_backend=True), REGISTERED),
+    "2.9": (replace(LATER, **COUNTS), REGISTERED),
+    "2.13": (replace(LATER, split_names_differ=True), REGISTERED),
+    "2.14": (replace(LATER, split_counts_parent=True), COUNTER),
+    "2.15": (replace(LATER, split_counts_parent=True, split_ignores_backend=False), COUNTER),
 }
 # The measured table's other columns.
 BUILDS["2.11"] = BUILDS["2.13"]
@@ -222,7 +226,7 @@ MEASURED = [
     (m14, "2.13", OK),
     (m15, "2.13", OK),  # by luck
 ]
-PROVEN = ("2.4", "2.5", "2.13", "2.14", "2.15")
+PROVEN = ("2.4", "2.5", "2.8", "2.9", "2.13", "2.14", "2.15")
 # gloo takes part in splitting, after a fashion, only in later releases.
 GLOO_NEVER_SPLITS = ("2.4", "2.5")
 # Up to 2.5, the first unbatched send on a split group splits the world.
@@ -475,6 +479,84 @@ def test_outcome_for_people():
     ]
 
 
+# -- split_group ---------------------------------------------------------------------------------------
+
+
+def uneven(backend):
+    """The embedding group of a pipeline, then a mesh of one dimension (pytorch#189073, #190396)."""
+    program = Program(World(4, backend))
+    program.new_group([0])
+    for parts in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 1, 2, 3]]):
+        program.split_group(parts)
+    program.destroy()
+    return program
+
+
+def partial_then_gloo():
+    """Ranks that a split leaves out count no group (pytorch#145376)."""
+    program = Program(World(4))
+    program.split_group([[0, 1]])
+    program.all_reduce(program.new_group([0, 1, 2, 3], "gloo"))
+    return program
+
+
+def nested_then_gloo():
+    """Half of the world splits itself, and then all ranks make a group."""
+    program = Program(World(4))
+    program.split_group([[0], [1]], program.new_group([0, 1]))
+    program.all_reduce(program.new_group([0, 1, 2, 3], "gloo"))
+    return program
+
+
+def two_parts():
+    """Both parts of a mixed world connect their gloo halves."""
+    program = Program(World(4, "cpu:gloo,cuda:nccl"))
+    program.split_group([[0, 1], [2, 3]])
+    return program
+
+
+SPLITS = {
+    "uneven, mixed": (uneven("cpu:gloo,cuda:nccl"), "2.13", HANG, {CONNECT, SPLIT}),
+    "uneven, nccl": (uneven("nccl"), "2.13", HANG, {CLOSE}),
+    "uneven, 2.14": (uneven("nccl"), "2.14", OK, set()),
+    "partial": (partial_then_gloo(), "2.8", HANG, {CONNECT}),
+    "nested": (nested_then_gloo(), "2.9", HANG, {CONNECT}),
+    "nested, 2.14": (nested_then_gloo(), "2.14", HANG, {CONNECT}),
+    "one name": (two_parts(), "2.9", HANG, {CONNECT, SPLIT}),
+    "one backend": (two_parts(), "2.8", ERROR, set()),
+}
+
+
+@pytest.mark.parametrize(("program", "build", "verdict", "places"), SPLITS.values(), ids=SPLITS)
+def test_splits_without_and_with(program, build, verdict, places):
+    """What goes wrong with splits, and where ranks wait then; with the shim all is well."""
+    bare = play(program, build)
+
+    assert (bare.verdict, {wait.at for wait in bare.waiting}) == (verdict, places), str(bare)
+    assert [play(program, build, strategy).verdict for strategy in ("auto", "split")] == [OK, OK]
+
+
+def test_split_of_a_stripped_world():
+    """It raises, as it does without device_id; a mesh makes its groups by new_group there."""
+    explicit, mesh = Program(World(4)), Program(World(4))
+    explicit.split_group([[0, 1], [2, 3]])
+    mesh.all_reduce(mesh.split_group([[0, 1], [2, 3]], by_mesh=True))
+
+    assert [play(program, "2.13", "strip").verdict for program in (explicit, mesh)] == [ERROR, OK]
+    assert [play(program, "2.4", "auto").verdict for program in (explicit, mesh)] == [ERROR, OK]
+
+
+def test_split_that_a_rank_misses():
+    """All ranks of the parent come to its split: those that do wait for the one that does not."""
+    program = Program(World(4))
+    parent = program.new_group([0, 1, 2])
+    program.split_group([[0, 1], [2]], parent)
+    program.steps[2].pop()
+    waiting = play(program, "2.13", "auto").waiting
+
+    assert [(wait.rank, wait.at, wait.missing) for wait in waiting] == [(0, SPLIT, (2,)), (1, SPLIT, (2,))]
+
+
 # -- any program -------------------------------------------------------------------------------------
 
 NCCL_BACKENDS = ("nccl", "cpu:gloo,cuda:nccl")
@@ -506,18 +588,41 @@ def partitions(draw, size):
 
 
 @st.composite
-def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), own_sends=False):
+def parts_of(draw, size):
+    """Some or all of `size` ranks, in one to four parts."""
+    parts = draw(partitions(size))
+    return parts[: draw(st.integers(1, len(parts)))]
+
+
+@st.composite
+def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), own_sends=False, meshes=False):
     """Programs that follow the rules: ranks agree about the order of what they do together.
 
     In one call each rank may name only its own group, but only where torch splits by colour: without the
     shim, and without a split, such groups share their store keys.  From 2.6 on, so do sends within them,
     hence `own_sends`.
+
+    A bound world is split, and so are its groups; `meshes`: only the world is, by a DeviceMesh, which can do
+    without.  Not after ranks have each named their own group: the names of splits follow from the lists.
     """
     world = draw(worlds(build, sizes))
     program = Program(world)
     groups = {WORLD: [list(world.ranks)]}  # the ranks of each; of several groups where ranks name their own
     splits_by_colour = world.bound and world.backend in NCCL_BACKENDS
-    kinds = ("new_group", "new_group", LOCAL, DIRECT, "own", "all_reduce", "all_reduce", "send")
+    kinds = (
+        "new_group",
+        "new_group",
+        LOCAL,
+        DIRECT,
+        "own",
+        "all_reduce",
+        "all_reduce",
+        "send",
+        "split",
+        "destroy",
+    )
+    splittable = {WORLD} if splits_by_colour else set()
+    named_own = False
     for kind in draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=14)):
         if kind == "all_reduce":
             program.all_reduce(draw(st.sampled_from(sorted(groups))))
@@ -528,16 +633,32 @@ def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), own_send
                 for ranks in groups[label]:
                     if len(ranks) > 1:
                         program.send(label, *(ranks[(first + n) % len(ranks)] for n in (0, 1)))
+        elif kind == "destroy":
+            if len(groups) > 1:
+                label = draw(st.sampled_from(sorted(set(groups) - {WORLD})))
+                program.destroy(label)
+                groups.pop(label)
+                splittable.discard(label)
+        elif kind == "split":
+            if splittable and not named_own:
+                parent = WORLD if meshes else draw(st.sampled_from(sorted(splittable)))
+                parts = draw(parts_of(min(map(len, groups[parent]))))
+                made = program.split_group(parts, parent, by_mesh=meshes)
+                groups[made] = [[ranks[each] for each in part] for ranks in groups[parent] for part in parts]
+                if len(groups[made]) == 1:
+                    splittable.add(made)
         elif kind != "own":
             ranks = draw(subsets(world.size) | st.just(list(world.ranks)))
             made = kind if kind in (LOCAL, DIRECT) else COLLECTIVE
             groups[program.new_group(ranks, draw(st.sampled_from(BACKENDS)), made)] = [ranks]
         elif splits_by_colour:
-            partition = draw(partitions(world.size))
+            partition, named_own = draw(partitions(world.size)), True
             groups[program.own_groups(partition)] = partition
     if draw(st.booleans()):
         for label in groups:
             program.all_reduce(label)
+    if draw(st.booleans()):
+        program.destroy()
     return program
 
 
@@ -553,7 +674,7 @@ def test_no_program_goes_wrong_with_the_shim(build, strategy):
     own_sends = build in SENDS_SPLIT
 
     @proving
-    @given(programs(build, own_sends=own_sends))
+    @given(programs(build, own_sends=own_sends, meshes=strategy == "strip" or build == "2.4"))
     def check(program):
         outcome = play(program, build, strategy)
 

@@ -83,6 +83,7 @@ def test_world(tmp_path):
     assert [name for name, value in world["traits"].items() if value] == [
         "split_ignores_backend",
         "local_names_differ",
+        "split_names_differ",
         "device_picks_backend",
         "accepts_int_device",
     ]

@@ -18,15 +18,15 @@ P2P, NAMES, PICKS = "point_to_point_splits", "local_names_differ", "device_picks
 INT, NONBLOCKING, UNWAITED = "accepts_int_device", "nonblocking_by_default", "connects_without_waiting"
 BARRIER = "barrier_asks_backend"
 SPLIT_NAMES, PARENT, PARTS = "split_names_differ", "split_counts_parent", "split_counts_members"
-ONE_BACKEND = "split_wants_one_backend"
+ONE_BACKEND, SHARED = "split_wants_one_backend", "split_names_shared"
 
 V23 = {LATE, IGNORES, SIZE}
-V25 = {IGNORES, SIZE, P2P, BARRIER, PARENT, PARTS}
+V25 = {IGNORES, SIZE, P2P, BARRIER, PARENT, PARTS, SHARED}
 V26 = {IGNORES, NAMES, PICKS}
-V27 = {*V26, PARENT, PARTS}
-V29 = {*V26, INT, PARENT}
+V27 = {*V26, PARENT, PARTS, SHARED}
+V29 = {*V26, INT, PARENT, SHARED}
 V210 = {*V26, INT, SPLIT_NAMES}
-V214 = V29
+V214 = V29 - {SHARED}
 EXPECTED = {
     **dict.fromkeys(["2.3.0", "2.3.1", "2.4.0", "2.4.1"], V23),
     **dict.fromkeys(["2.5.0", "2.5.1"], V25),

@@ -32,7 +32,7 @@ def call(number, ranks=(), rank=0, size=4, backend="nccl", kind=COLLECTIVE, site
     if number == 0:
         ranks, kind = range(size), "world"
     name = more.pop("name", str(number))
-    return Call(number, kind, tuple(ranks), backend, name, rank, size, shared=False, site=site)
+    return Call(number, kind, tuple(ranks), backend, name, rank, size, shared=False, site=site, **more)
 
 
 def record(observer, rank, creations, size=4, backend="nccl", stuck=False):

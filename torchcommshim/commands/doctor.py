@@ -171,8 +171,7 @@ def _remedy(defect: defects.Defect, traits: Traits, strategy: str) -> str:
     if strategy == "strip" and creation.bound:
         return "device_id is dropped, so there is nothing to split from"
     decision = decide(creation, traits, strategy)
-    named = "the group is named alike on all its ranks"
-    return prefix + _REMEDIES.get(decision.remedy, named)
+    return prefix + _REMEDIES.get(decision.remedy, f"the group is {defect.cure}")
 
 
 def advice(torch: str | None, nccl: str | None, strategy: str) -> list[str]:

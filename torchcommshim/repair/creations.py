@@ -47,6 +47,8 @@ class Creation:
         world_splits: who can split from that backend: NOBODY, MEMBERS or ALL (ranks outside the group
             too, which takes `perform_nocolor_split`).
         partial: of a split, some of the parent's ranks are in none of the new groups.
+        divides: of a split, it makes several groups.
+        by_mesh: of a split, a DeviceMesh asked for it.
         even: of a split, the ranks of each new group are in equally many groups, as far as all ranks know.
     """
 
@@ -60,6 +62,8 @@ class Creation:
     world_device_backend: str | None = None
     world_splits: str = NOBODY
     partial: bool = False
+    divides: bool = False
+    by_mesh: bool = False
     even: bool = True
 
     @property

@@ -28,6 +28,7 @@ class Defect:
         strikes: would it break this creation, on a build where it is present?
         example: a creation that it breaks; None for the defect that concerns the world.
         splits: it concerns the split from the world; its remedy is to make the group without one.
+        cure: what is done about a group of another defect, as the end of a sentence about it.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Defect:
     strikes: Callable[[Creation, Traits], bool]
     example: Creation | None = None
     splits: bool = True
+    cure: str = ""
 
 
 def _has_split_source(creation: Creation, traits: Traits) -> bool:
@@ -122,6 +124,7 @@ LOCAL_NAMES = Defect(
     strikes=lambda creation, traits: creation.kind == LOCAL,
     example=Creation(kind=LOCAL, ranks=(0, 1), backend="gloo", world_size=4),
     splits=False,
+    cure="named alike on all its ranks",
 )
 
 DIRECT_HELPER = Defect(
@@ -166,6 +169,7 @@ SPLIT_NAMES = Defect(
     strikes=lambda creation, traits: creation.kind == SPLIT and not creation.even,
     example=replace(_SPLIT, even=False),
     splits=False,
+    cure="named alike on all its ranks",
 )
 
 SPLIT_COUNT = Defect(
@@ -179,6 +183,20 @@ SPLIT_COUNT = Defect(
     ),
     example=replace(_SPLIT, ranks=(0, 1), partial=True),
     splits=False,
+    cure="counted alike on all ranks",
+)
+
+SPLIT_KEYS = Defect(
+    name="split-keys",
+    title="the groups of one split_group share a name, so the gloo parts of them connect to each other",
+    upstream=PYTORCH + "145376",
+    present=lambda traits: traits.split_names_shared and not traits.split_counts_members,
+    strikes=lambda creation, traits: (
+        creation.kind == SPLIT and creation.divides and "gloo" in creation.backend
+    ),
+    example=replace(_SPLIT, backend="cpu:gloo,cuda:nccl", divides=True),
+    splits=False,
+    cure="given a name of its own",
 )
 
 SPLIT_BACKEND = Defect(
@@ -191,6 +209,20 @@ SPLIT_BACKEND = Defect(
     ),
     example=replace(_SPLIT, backend="cpu:gloo,cuda:nccl"),
     splits=False,
+    cure="split with the backend of the world's device",
+)
+
+MESH_CANNOT_SPLIT = Defect(
+    name="mesh-cannot-split",
+    title="a DeviceMesh splits a world that has a device_id, and raises where its backend cannot (XCCL)",
+    upstream=PYTORCH + "186548",
+    present=lambda traits: not traits.members_split_late,
+    strikes=lambda creation, traits: (
+        creation.kind == SPLIT and creation.by_mesh and creation.bound and creation.world_splits == NOBODY
+    ),
+    example=replace(_SPLIT, by_mesh=True, world_splits=NOBODY),
+    splits=False,
+    cure="made by new_group, as in a world without device_id",
 )
 
 NONBLOCKING = Defect(
@@ -214,7 +246,9 @@ CATALOGUE = (
     POINT_TO_POINT,
     SPLIT_NAMES,
     SPLIT_COUNT,
+    SPLIT_KEYS,
     SPLIT_BACKEND,
+    MESH_CANNOT_SPLIT,
     NONBLOCKING,
 )
 

@@ -18,6 +18,12 @@ def digest(*values: object) -> str:
     return hashlib.sha256("/".join(texts).encode()).hexdigest()[:16]
 
 
+def hashed_name(ranks: Sequence[int], count: int) -> str:
+    """torch's name, from 2.6 on, for `ranks` of a group, and a count (`_hash_ranks_to_str`)."""
+    text = "_".join(map(str, (*ranks, count)))
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
 class KnownGroups:
     """In how many groups each rank of a world is, as far as all ranks know.
 
@@ -47,11 +53,15 @@ class KnownGroups:
         It is torch's own (`_hash_ranks_to_str` of 2.10 to 2.13) where that is the same on all of them: torch
         hashes the number of groups that the rank is in, this here the largest among `ranks`.
         """
-        most = 1 + max(self._memberships[rank] for rank in ranks)  # 1 for the world
-        text = "_".join([*map(str, sorted(ranks)), str(most)])
-        return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        most = max(self._memberships[rank] for rank in ranks)
+        return hashed_name(sorted(ranks), most + 1)  # and the world
 
 
 def nested_name(parent: str, ranks: Sequence[int], turn: int) -> str:
     """Of a part of a group that is not the world, whose `turn`-th split this is; `ranks` are the world's."""
     return f"split_{digest(parent, ranks)}_{turn}"
+
+
+def part_name(name: str, ranks: tuple[int, ...]) -> str:
+    """Of one part of a split, where torch gives all parts one `name`."""
+    return f"{name}_{digest(ranks)}"

@@ -51,8 +51,8 @@ from torchcommshim.repair.creations import (
     Kwargs,
     Original,
 )
-from torchcommshim.repair.defects import SPLIT_BACKEND, SPLIT_COUNT
-from torchcommshim.repair.names import KnownGroups, nested_name
+from torchcommshim.repair.defects import MESH_CANNOT_SPLIT, SPLIT_BACKEND, Defect
+from torchcommshim.repair.names import KnownGroups, nested_name, part_name
 from torchcommshim.repair.names import digest as _digest
 from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
 from torchcommshim.repair.rendezvous import Rendezvous, rendezvous
@@ -66,12 +66,6 @@ T = TypeVar("T")
 _DONE = {
     INDEPENDENT: "made without splitting the world's communicator",
     SPLIT_NOW: "split on its members at once, together with the other ranks",
-}
-
-
-_RENAMED = {
-    SPLIT_COUNT.name: "counted alike on all ranks",
-    SPLIT_BACKEND.name: "made with the backend of the parent's device",
 }
 
 
@@ -124,6 +118,10 @@ class Splitting:
     plan: Plan | None
     telling: Telling
     begun: bool = False
+
+    def is_struck_by(self, defect: Defect) -> bool:
+        """`defect` would break it."""
+        return self.plan is not None and defect in self.plan.decision.defects
 
 
 Frame = Union[Mark, Plan, Splitting, None]
@@ -255,6 +253,8 @@ class Shim:
         splitting = self._guarded(self._describe_split, args, kwargs)
         if splitting is None:
             return _within(None, original, args, kwargs)
+        if self.acts and splitting.is_struck_by(MESH_CANNOT_SPLIT):
+            return self._make_by_groups(splitting, args, kwargs)
         with splitting.telling.until_end(), self._one_backend(splitting, args, kwargs):
             if self.traits.split_counts_members and not splitting.call.ranks:
                 self._begin_split(splitting, "")  # torch will not name the group on this rank
@@ -268,6 +268,8 @@ class Shim:
         name = self._guarded(self._split_name, splitting) if self.acts else None
         if name is None:
             name = original(*args, **kwargs)
+            if self.acts and self.traits.split_names_shared and splitting.call.ranks:
+                name = _apart(str(name), splitting)
         self._begin_split(splitting, str(name))
         return name
 
@@ -454,7 +456,8 @@ class Shim:
     def _plan_split(self, splitting: Splitting, split: Split) -> Plan | None:
         call, memory = splitting.call, splitting.memory
         device = self.state.world.bound_device_id
-        sort = (SPLIT, call.backend, device, memory.stripped, len(split.ranks), split.partial, split.even)
+        shape = (len(split.ranks), split.partial, len(split.parts) > 1, split.by_mesh, split.even)
+        sort = (SPLIT, call.backend, device, memory.stripped, *shape)
         if sort not in memory.decided:
             creation = self.state.describe(SPLIT, (), call.backend, stripped=memory.stripped, split=split)
             decision = decide(creation, self.traits, self.strategy)
@@ -493,6 +496,17 @@ class Shim:
             self._count(splitting.plan)
         splitting.telling.begin(splitting.call._replace(number=next(memory.numbers), name=name))
 
+    def _make_by_groups(self, splitting: Splitting, args: Args, kwargs: Kwargs) -> Any:
+        """By `new_group` for each part, as a DeviceMesh makes its groups where no world can be split."""
+        get, split, own = partial(self.forms["split_group"].get, args, kwargs), splitting.call.split, None
+        if splitting.plan is not None:
+            self._count(splitting.plan)
+        for part in split.parts if split is not None else ():
+            more = {name: get(name) for name in ("timeout", "pg_options", "group_desc")}
+            group = self.state.c10d.new_group(list(part), **more)
+            own = group if splitting.call.rank in part else own
+        return own
+
     def _keep_count(self, splitting: Splitting) -> None:
         """Advance torch's counter on the ranks left out too, where a split of all ranks advances it."""
         call, split = splitting.call, splitting.call.split
@@ -505,7 +519,7 @@ class Shim:
     def _one_backend(self, splitting: Splitting, args: Args, kwargs: Kwargs) -> Iterator[None]:
         """While `split_group` looks at the parent, its backend string is the one of the device (2.8)."""
         plan = splitting.plan
-        if not (self.acts and plan is not None and SPLIT_BACKEND in plan.decision.defects):
+        if plan is None or not (self.acts and splitting.is_struck_by(SPLIT_BACKEND)):
             yield
             return
         known = self.state.c10d._world.pg_map
@@ -535,7 +549,7 @@ class Shim:
         group = f"{creation.kind} group{f' {bracketed(ranks)}' if ranks else ''} ({creation.backend})"
         if creation.kind == SPLIT:
             group = f"split_group of {bracketed(ranks)} ({creation.backend})"
-        done = _RENAMED.get(defect.name) or _DONE.get(plan.decision.remedy, "named alike on all its ranks")
+        done = _DONE.get(plan.decision.remedy, defect.cure)
         if self.strategy == "observe":
             done = f"it would be {done}, but TORCHCOMMSHIM=observe"
         return (
@@ -560,6 +574,12 @@ class Shim:
 def _ranks(given: Any) -> tuple[int, ...]:
     """A list of ranks as plain numbers; a direct caller may name none."""
     return () if given is None else tuple(map(int, given))
+
+
+def _apart(name: str, splitting: Splitting) -> str:
+    """A name of its own for each of several parts, where torch gives all of them one."""
+    split, part = splitting.call.split, splitting.call.ranks
+    return part_name(name, part) if split is not None and len(split.parts) > 1 else name
 
 
 def _is_called_by_mesh() -> bool:

@@ -10,23 +10,27 @@ traits, with or without the shim, and returns an `Outcome`:
     program.all_reduce(pair)
     print(run(program, traits))  # rank 2 waits in new_group [0,1] ...
 
-A rank goes on until it needs others; what it needs them for is a meeting.  There are three kinds:
+A rank goes on until it needs others; what it needs them for is a meeting.  There are four kinds:
 
-- a split of the world's communicator.  Every rank of the world makes the call, and the k-th calls of all
-  ranks are one round, whatever group each of them means: a call without a colour (NCCL_SPLIT_NOCOLOR)
-  names none.  Each colour's ranks become a communicator.  (NCCL user guide, ncclCommSplit.)
+- a split of a communicator, the world's or that of another group.  Every rank of it makes the call, and the
+  k-th calls of all ranks are one round, whatever group each of them means: a call without a colour
+  (NCCL_SPLIT_NOCOLOR) names none.  Each colour's ranks become a communicator.  (NCCL user guide,
+  ncclCommSplit.)
 - a connection through the store.  Ranks find each other under the group's store and name, and so not at
   all if these differ, and wrongly if two groups share them.
 - a collective or a send, among the ranks that the communicator has, not those it should have: rank r
   contributes r + 1, so a communicator that is short of ranks shows as a wrong sum.
+- the end of a communicator (ncclCommFinalize), which all its ranks come to.  `destroy_process_group` ends
+  the groups of a rank in the order of their names.
 
 Meetings are held only when no rank can go on without one.  So timing decides nothing but what becomes of
 groups that share their store keys, and there the model takes a bad one: their ranks are mixed up.
 
 Left out: time, and errors that come of it; the asynchronous half of a collective (a script that uses its
 result at once is assumed); work that is outstanding on the parent during a split; groups that threads of
-one process make at the same time; `split_group`, which behaves as a call in which each rank names its own
-group; the store barrier of TORCH_DIST_INIT_BARRIER; batched sends, and unbatched ones on bound groups from
+one process make at the same time; which backends a `split_group` is to keep, and sends in its groups on 2.5,
+which split their parent; the end of the communicators of sends; the store barrier of
+TORCH_DIST_INIT_BARRIER; batched sends, and unbatched ones on bound groups from
 2.9 on, which use the communicator of the group's collectives; what NCCL makes of a gloo parent; torchcomms
 and nccl-lazy; colours that collide; what NCCL itself gets wrong.
 """
@@ -39,7 +43,10 @@ from dataclasses import dataclass, field
 from typing import Any, Union
 
 from torchcommshim.ranges import bracketed, named
+from torchcommshim.repair import creations
 from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD, Creation
+from torchcommshim.repair.defects import SPLIT_BACKEND
+from torchcommshim.repair.names import KnownGroups, digest, hashed_name, nested_name, part_name
 from torchcommshim.repair.policy import INDEPENDENT, NONE, SPLIT_NOW, Decision, decide
 from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import STRATEGIES
@@ -55,6 +62,7 @@ NOCOLOR = "perform_nocolor_split"
 SPLIT = "a split from the world"
 CONNECT = "connecting through the store"
 USE = "a collective or send"
+CLOSE = "closing it"
 
 # How a run ends, as `torchcommshim verify` calls it; of several, the first in this order.
 ERROR = "error"
@@ -64,6 +72,9 @@ OK = "ok"
 
 
 _CALLS = {COLLECTIVE: "new_group", LOCAL: "local new_group", DIRECT: "direct helper call"}
+
+# A group that is made by splitting another; `SPLIT` is a place where ranks wait.
+SPLIT_GROUP = creations.SPLIT
 
 
 @dataclass(frozen=True)
@@ -96,16 +107,29 @@ class Create:
         group: how this rank's later steps refer to the group; for DIRECT also its name.
         ranks: the group's ranks, in group order.
         backend: `nccl`, `gloo`, `cpu:gloo`, `cpu:gloo,cuda:nccl`, ...
-        kind: COLLECTIVE, LOCAL or DIRECT.  A direct call names no ranks to torch, hands it no device,
-            and brings a store of its own, as RL weight synchronization does.
+        kind: COLLECTIVE, LOCAL, DIRECT or SPLIT_GROUP.  A direct call names no ranks to torch, hands it no
+            device, and brings a store of its own, as RL weight synchronization does.
+        parent: of a split, how this rank refers to the group that is split; `ranks` are empty where this
+            rank is left out.
+        parent_ranks, parts: of a split, those of the parent and of each new group.
+        even: see `Creation`.
+        by_mesh: a DeviceMesh splits the world, or makes its groups by `new_group` where that cannot be split.
     """
 
     group: str
     ranks: Ranks
     backend: str = "nccl"
     kind: str = COLLECTIVE
+    parent: str = ""
+    parent_ranks: Ranks = ()
+    parts: tuple[Ranks, ...] = ()
+    even: bool = True
+    by_mesh: bool = False
 
     def __str__(self) -> str:
+        if self.kind == SPLIT_GROUP:
+            parts = " ".join(map(bracketed, self.parts))
+            return f"split_group of {bracketed(self.parent_ranks)} into {parts} {self.backend}"
         return f"{_CALLS.get(self.kind, self.kind)} {bracketed(self.ranks)} {self.backend}"
 
 
@@ -130,7 +154,17 @@ class SendReceive:
         return f"send/receive with rank {self.peer} in {self.group}"
 
 
-Step = Union[Create, AllReduce, SendReceive]
+@dataclass(frozen=True)
+class Destroy:
+    """`destroy_process_group` of a group, or of the world with all groups that the rank has."""
+
+    group: str = WORLD
+
+    def __str__(self) -> str:
+        return f"destroy_process_group of {self.group}"
+
+
+Step = Union[Create, AllReduce, SendReceive, Destroy]
 
 
 class Program:
@@ -144,6 +178,7 @@ class Program:
         self.world = world
         self.steps: list[list[Step]] = [[] for _ in world.ranks]
         self._groups: dict[str, list[Ranks]] = {WORLD: [world.ranks]}
+        self._known = KnownGroups()
 
     def new_group(self, ranks: Iterable[int], backend: str = "nccl", kind: str = COLLECTIVE) -> str:
         """All ranks of the world make the call or, for LOCAL and DIRECT, the members; returns a label."""
@@ -153,6 +188,45 @@ class Program:
     def own_groups(self, partition: Iterable[Iterable[int]], backend: str = "nccl") -> str:
         """One call on all ranks, in which each names only its own part; one label stands for all."""
         return self._create([tuple(part) for part in partition], backend, COLLECTIVE, everywhere=False)
+
+    def split_group(
+        self, parts: Iterable[Iterable[int]], parent: str = WORLD, backend: str = "", *, by_mesh: bool = False
+    ) -> str:
+        """All ranks of `parent` split it; `parts` are ranks in it.  One label stands for all new groups.
+
+        Where `parent` stands for several groups, each is split so.
+        """
+        label, places = f"group {len(self._groups)}", [tuple(part) for part in parts]
+        self._groups[label] = []
+        for ranks in self._groups[parent]:
+            new = tuple(tuple(ranks[place] for place in part) for part in places)
+            even = all(map(self._known.are_even, new))
+            for rank in ranks:
+                own = next((part for part in new if rank in part), ())
+                self.steps[rank].append(
+                    Create(
+                        label,
+                        own,
+                        backend or self.world.backend,
+                        SPLIT_GROUP,
+                        parent,
+                        ranks,
+                        new,
+                        even,
+                        by_mesh,
+                    )
+                )
+            self._groups[label] += new
+        if parent == WORLD:
+            for part in self._groups[label]:
+                self._known.add(part)
+        return label
+
+    def destroy(self, group: str = WORLD) -> None:
+        """Every member ends the group; of the world, all its groups with it."""
+        for members in self._groups[group]:
+            for rank in members:
+                self.steps[rank].append(Destroy(group))
 
     def all_reduce(self, group: str = WORLD) -> None:
         """Every member of the group takes part."""
@@ -168,6 +242,8 @@ class Program:
     def _create(self, parts: list[Ranks], backend: str, kind: str, everywhere: bool) -> str:
         label = f"group {len(self._groups)}"
         self._groups[label] = parts
+        if everywhere:
+            self._known.add(parts[0])
         for part in parts:
             for rank in self.world.ranks if everywhere else part:
                 self.steps[rank].append(Create(label, part, backend, kind))
@@ -204,7 +280,7 @@ class Wait:
     Attributes:
         rank: it.
         index, step: where in its list.
-        at: NOCOLOR, SPLIT, CONNECT or USE.
+        at: NOCOLOR, SPLIT, CONNECT, USE or CLOSE.
         missing: the ranks that it waits for, ascending; empty if they came, and found another group there.
     """
 
@@ -339,7 +415,7 @@ def creation_of(step: Create, world: World, *, stripped: bool = False) -> Creati
     """What the policy is told of `step`, in a world whose device_id the shim has dropped or not."""
     return Creation(
         kind=step.kind,
-        ranks=() if step.kind == DIRECT else step.ranks,
+        ranks=() if step.kind == DIRECT else step.parent_ranks or step.ranks,
         backend=step.backend,
         world_size=world.size,
         bound=world.bound and not stripped,
@@ -347,7 +423,19 @@ def creation_of(step: Create, world: World, *, stripped: bool = False) -> Creati
         device_backend=backends(step.backend).get("cuda"),
         world_device_backend=backends(world.backend).get("cuda"),
         world_splits=world.splits,
+        divides=len(step.parts) > 1,
+        partial=step.kind == SPLIT_GROUP and sum(map(len, step.parts)) < len(step.parent_ranks),
+        by_mesh=step.by_mesh,
+        even=step.even,
     )
+
+
+def as_made(step: Create, world: World, traits: Traits, *, stripped: bool = False) -> list[Create]:
+    """The steps that `step` amounts to: without a world to split, a mesh makes its groups one by one."""
+    can_split = world.bound and not stripped and not traits.members_split_late
+    if step.kind != SPLIT_GROUP or can_split or not step.by_mesh:
+        return [step]
+    return [Create(step.group, part, step.backend) for part in step.parts]
 
 
 def has_split_source(creation: Creation, traits: Traits) -> bool:
@@ -360,6 +448,14 @@ def has_split_source(creation: Creation, traits: Traits) -> bool:
 def _carrier(backend: str) -> str:
     """The backend that carries a group's collectives here: nccl where it has one."""
     return "nccl" if "nccl" in backends(backend).values() else "gloo"
+
+
+def _text(name: tuple[object, ...]) -> str:
+    """torch's name of a group, which decides when it is closed; that of others is any, alike on all ranks."""
+    if len(name) == 3:
+        ranks, _, count = name
+        return hashed_name(ranks, count)  # type: ignore[arg-type]
+    return str(name[0]) if len(name) == 1 else f"local_{digest(*map(str, name))}"
 
 
 def _check(program: Program, strategies: Sequence[str | None]) -> None:
@@ -384,7 +480,12 @@ def _check(program: Program, strategies: Sequence[str | None]) -> None:
                     if step not in sound:
                         _check_creation(step, world)
                         sound.add(step)
+                    if step.kind == SPLIT_GROUP and groups.get(step.parent) != step.parent_ranks:
+                        raise ValueError(f"this rank has no {step.parent!r} of {step.parent_ranks}")
                     groups[step.group] = step.ranks
+                elif isinstance(step, Destroy):
+                    if rank not in groups.pop(step.group, ()):
+                        raise ValueError(f"this rank has no {step.group!r}")
                 else:
                     _check_use(step, rank, groups)
             except ValueError as error:
@@ -393,6 +494,13 @@ def _check(program: Program, strategies: Sequence[str | None]) -> None:
 
 def _check_creation(step: Create, world: World) -> None:
     backends(step.backend)
+    if step.kind == SPLIT_GROUP:
+        named_ranks = [rank for part in step.parts for rank in part]
+        if not all(step.parts) or len(set(named_ranks)) < len(named_ranks):
+            raise ValueError("parts must have one rank or more, each rank once")
+        if not step.parts or not {*named_ranks, *step.ranks} <= set(step.parent_ranks):
+            raise ValueError("parts must be of the parent's ranks")
+        return
     if step.kind not in _CALLS:
         raise ValueError(f"kind {step.kind!r} is none of {', '.join(_CALLS)}")
     if not step.ranks or len(set(step.ranks)) < len(step.ranks):
@@ -414,8 +522,9 @@ def _check_use(step: AllReduce | SendReceive, rank: int, groups: dict[str, Ranks
 
 @dataclass(frozen=True)
 class _Split:
-    """The world is split; `colour` is what torch was told of the group's ranks, None outside the group."""
+    """`parent` is split; `colour` is what torch was told of the group's ranks, None outside the group."""
 
+    parent: Communicator
     colour: Ranks | None
     ranks: Ranks = ()
 
@@ -434,6 +543,7 @@ class _Use:
 
     communicator: Communicator
     ranks: Ranks
+    ends: bool = False
 
 
 _Meeting = Union[_Split, _Connect, _Use]
@@ -454,6 +564,7 @@ class _Group:
         ranks: in group order.
         backend: that carries its collectives: `nccl` if it has it.
         key: under which its ranks find each other in the store.
+        name: torch's, as far as it decides in which order groups are closed.
         colour: with which it will be split from the world; None if it will not be.
         connected: its communicators, by purpose.
     """
@@ -461,6 +572,7 @@ class _Group:
     ranks: Ranks
     backend: str
     key: tuple[object, ...]
+    name: str = "0"
     colour: Ranks | None = None
     connected: dict[tuple[object, ...], Communicator] = field(default_factory=dict)
 
@@ -479,16 +591,22 @@ class _Rank:
         self.rank, self.sums, self.plans = rank, run.sums, run.plans
         self.strategy = None if strategy in (None, "observe", "off") else strategy
         self.stripped = self.world.bound and strategy == "strip"
-        self.groups = {WORLD: world}
+        self.groups, self.whole = {WORLD: world}, world
         self.index = 0  # of the step under way
         self.group_count = 1
         self.registered = 1  # the world
         self.local_creations: dict[Ranks, int] = defaultdict(int)
+        self.known = KnownGroups()
+        self.splits: dict[str, int] = defaultdict(int)  # of each group, by its name
 
     def play(self, steps: Sequence[Step]) -> _Steps:
         for self.index, step in enumerate(steps):
-            if isinstance(step, Create):
+            if isinstance(step, Create) and step.kind == SPLIT_GROUP:
+                yield from self._split_group(step)
+            elif isinstance(step, Create):
                 yield from self._create(step)
+            elif isinstance(step, Destroy):
+                yield from self._destroy(step)
             elif isinstance(step, AllReduce):
                 yield from self._all_reduce(self.groups[step.group])
             else:
@@ -506,12 +624,14 @@ class _Rank:
             self.plans[key] = self._plan(step)
         creation, decision, source = self.plans[key]
         name = self._name(step, decision)
+        if step.kind == COLLECTIVE:
+            self.known.add(step.ranks)
         if member:
             yield from self._join(step, creation, decision, name, source)
         elif source and self.world.splits == MEMBERS:
             raise _Raised("AttributeError: the world's backend has no perform_nocolor_split")
         elif source:
-            yield _Split(None)
+            yield _Split(self.groups[WORLD].connected[_COLLECTIVES], None)
 
     def _plan(self, step: Create) -> _Plan:
         """What the policy makes of a step, and whether its members are given a source to split from."""
@@ -525,7 +645,8 @@ class _Rank:
         # Ranks in which each names its own group share the name: the shim tells their stores apart.
         apart = decision.remedy != NONE and step.kind == COLLECTIVE
         parts = backends(step.backend).values()
-        group = _Group(step.ranks, _carrier(step.backend), (step.kind, step.ranks if apart else (), *name))
+        key = (step.kind, step.ranks if apart else (), *name)
+        group = _Group(step.ranks, _carrier(step.backend), key, _text(name))
         if "gloo" in parts:
             mesh = yield _Connect((*group.key, "gloo"), step.ranks)
             if group.backend == "gloo":
@@ -563,6 +684,102 @@ class _Rank:
         self.group_count += 1
         return name
 
+    # -- split_group ---------------------------------------------------------------------------------------
+
+    def _split_group(self, step: Create) -> _Steps:
+        made = as_made(step, self.world, self.traits, stripped=self.stripped)
+        if made != [step]:
+            for each in made:
+                yield from self._create(each)
+            return
+        if self.traits.members_split_late:
+            raise _Raised("AttributeError: this torch has no split_group")
+        if not self.world.bound or self.stripped:
+            raise _Raised("RuntimeError: No device associated with the default pg, not safe to split")
+        key = (step, self.strategy)
+        if key not in self.plans:
+            self.plans[key] = self._plan(step)
+        _, decision, _ = self.plans[key]
+        if (
+            SPLIT_BACKEND.present(self.traits)
+            and ":" in step.backend
+            and SPLIT_BACKEND not in decision.defects
+        ):
+            raise _Raised("AssertionError: Unknown c10d backend type")
+        yield from self._split(step)
+
+    def _split(self, step: Create) -> _Steps:
+        parent, parts = self.groups[step.parent], backends(step.backend).values()
+        self.splits[parent.name] += 1
+        name = self._split_name(step, parent)
+        if step.parent == WORLD:
+            for part in step.parts:
+                self.known.add(part)
+        in_python = self.traits.split_counts_members  # up to 2.8: of the world's store, and NCCL alone
+        group = _Group(
+            step.ranks, _carrier(step.backend), (*(() if in_python else parent.key), "split", name), name
+        )
+        if step.ranks and "gloo" in parts and not in_python:
+            mesh = yield _Connect((*group.key, "gloo"), step.ranks)
+            if group.backend == "gloo":
+                group.connected[_COLLECTIVES] = mesh
+        if "nccl" in parts:
+            communicator = yield self._part(group, parent)
+            if step.ranks:
+                group.connected[_COLLECTIVES] = communicator
+        if step.ranks:
+            self.groups[step.group] = group
+            self.registered += 1
+
+    def _part(self, group: _Group, parent: _Group) -> _Meeting:
+        whole = parent.connected.get(_COLLECTIVES)
+        if whole is None:
+            raise _Raised("RuntimeError: Parent process group backend is not initialized")
+        return _Split(whole, group.ranks or None, group.ranks)
+
+    def _split_name(self, step: Create, parent: _Group) -> str:
+        """The name of the part that this rank is in; see `shim`."""
+        part, nested = step.ranks or step.parts[0], len(step.parent_ranks) < self.world.size
+        differ, counts = self.traits.split_names_differ, self.traits.split_counts_parent
+        if self.strategy and differ and step.parent == WORLD:
+            name = self.known.name(part)
+        elif self.strategy and (differ or (counts and nested)):
+            name = nested_name(parent.name, part, self.splits[parent.name])
+        elif differ:
+            name = hashed_name(list(map(step.parent_ranks.index, part)), self.registered)
+        else:
+            name = self._counted_name(step, part)
+        return name
+
+    def _counted_name(self, step: Create, part: Ranks) -> str:
+        """A name by `group_count`, into which 2.14 and later hash the part."""
+        is_hashed = self.traits.local_names_differ and self.salt == COUNTER
+        places = list(map(step.parent_ranks.index, part))
+        name = hashed_name(places, self.group_count) if is_hashed else str(self.group_count)
+        is_skipped = self.traits.split_counts_members and not step.ranks
+        is_repaired = bool(self.strategy) and len(step.parent_ranks) == self.world.size
+        if self.traits.split_counts_parent and (is_repaired or not is_skipped):
+            self.group_count += 1
+        is_apart = self.strategy and self.traits.split_names_shared and len(step.parts) > 1
+        return part_name(name, part) if is_apart else name
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _destroy(self, step: Destroy) -> _Steps:
+        if step.group != WORLD:
+            yield from self._close(self.groups.pop(step.group))
+            self.registered -= 1
+            return
+        for group in sorted(self.groups.values(), key=lambda group: group.name, reverse=True):
+            yield from self._close(group)
+        self.groups.clear()
+
+    def _close(self, group: _Group) -> _Steps:
+        """NCCL waits for all ranks of a communicator (ncclCommFinalize), gloo for none."""
+        communicator = group.connected.get(_COLLECTIVES)
+        if group.backend == "nccl" and communicator is not None:
+            yield _Use(communicator, communicator.ranks, ends=True)
+
     # -- use -------------------------------------------------------------------------------------------
 
     def _all_reduce(self, group: _Group) -> _Steps:
@@ -589,8 +806,9 @@ class _Rank:
     def _way(self, group: _Group, ranks: Ranks, purpose: tuple[object, ...]) -> _Meeting:
         """How a communicator is connected: by a split if the group has a parent that is connected itself."""
         splits = purpose == _COLLECTIVES or self.traits.point_to_point_splits
-        if group.colour is not None and splits and _COLLECTIVES in self.groups[WORLD].connected:
-            return _Split(group.colour, ranks)
+        world = self.groups[WORLD].connected.get(_COLLECTIVES)
+        if group.colour is not None and splits and world is not None:
+            return _Split(world, group.colour, ranks)
         return _Connect((*group.key, *purpose), ranks)
 
 
@@ -668,11 +886,20 @@ class _Run:
                 yield from ((rank, None) for rank in ranks)
 
     def _split(self) -> Iterator[tuple[int, Communicator | None]]:
-        calls = {rank: meeting for rank, meeting in self.waiting.items() if isinstance(meeting, _Split)}
-        if len(calls) < self.program.world.size:
-            return
+        parents: dict[Communicator, dict[int, _Split]] = defaultdict(dict)
+        for rank, meeting in sorted(self.waiting.items()):
+            if isinstance(meeting, _Split):
+                parents[meeting.parent][rank] = meeting
+        for parent, calls in parents.items():
+            if set(parent.ranks) <= calls.keys():
+                yield from self._round(parent, calls)
+
+    def _round(
+        self, parent: Communicator, calls: dict[int, _Split]
+    ) -> Iterator[tuple[int, Communicator | None]]:
         ranks = sorted(calls)
-        self.rounds.append(tuple(SplitCall(self.ranks[rank].index, calls[rank].colour) for rank in ranks))
+        if parent is self.ranks[0].whole.connected.get(_COLLECTIVES):
+            self.rounds.append(tuple(SplitCall(self.ranks[rank].index, calls[rank].colour) for rank in ranks))
         made: dict[Ranks | None, Communicator | None] = {None: None}
         for rank in ranks:
             colour = calls[rank].colour
@@ -715,10 +942,16 @@ class _Run:
     def _wait(self, rank: int, meeting: _Meeting) -> Wait:
         if isinstance(meeting, _Split):
             at = NOCOLOR if meeting.colour is None else SPLIT
-            wanted = self.program.world.ranks
-            there = {other for other, its in self.waiting.items() if isinstance(its, _Split)}
+            wanted = meeting.parent.ranks
+            there = {
+                other
+                for other, its in self.waiting.items()
+                if isinstance(its, _Split) and its.parent == meeting.parent
+            }
         else:
-            at, wanted = CONNECT if isinstance(meeting, _Connect) else USE, meeting.ranks
+            at, wanted = CONNECT, meeting.ranks
+            if isinstance(meeting, _Use):
+                at = CLOSE if meeting.ends else USE
             there = {other for other, its in self.waiting.items() if its == meeting}
         index = self.ranks[rank].index
         missing = tuple(sorted(set(wanted) - there))

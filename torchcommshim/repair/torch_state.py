@@ -77,6 +77,8 @@ class TorchState:
             world_device_backend=self.world_backends().get(device_type),
             world_splits=self.who_splits(device or device_type),
             partial=split is not None and split.partial,
+            divides=split is not None and len(split.parts) > 1,
+            by_mesh=split is not None and split.by_mesh,
             even=split is None or split.even,
         )
 

@@ -50,6 +50,8 @@ class Traits:
             ranks of the parent only (2.5 to 2.9, and 2.14 on).
         split_counts_members: of those, only on ranks that are in one of the new groups (2.5 to 2.8;
             pytorch#145376).
+        split_names_shared: the groups of one `split_group` have one name, and so the same keys in the store
+            (2.5 to 2.9), under which pairs of ranks connect, and on 2.9 gloo.
         split_wants_one_backend: `split_group` raises for a parent made with `cuda:nccl` or
             `cpu:gloo,cuda:nccl`, which it takes for the name of one backend (2.8; pytorch#159200).
         device_picks_backend: `init_process_group(device_id=...)` without a backend takes only that
@@ -73,6 +75,7 @@ class Traits:
     split_names_differ: bool = False
     split_counts_parent: bool = False
     split_counts_members: bool = False
+    split_names_shared: bool = False
     split_wants_one_backend: bool = False
     device_picks_backend: bool = False
     accepts_int_device: bool = False
@@ -155,6 +158,11 @@ def probe(code_of: CodeOf, version: str) -> Traits:
             "split_counts_members",
             "perform_nocolor_split" in names("split_group"),
             "split_group returns on ranks left out before it names the group",
+        ),
+        split_names_shared=by_code(
+            "split_names_shared",
+            splits is not None and not splits_by_hash,
+            "split_group does not hash the ranks of a group into its name",
         ),
         split_wants_one_backend=by_code(
             "split_wants_one_backend",

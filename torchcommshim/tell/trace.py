@@ -7,7 +7,8 @@ The files are JSON Lines.  Each line is an object, and its `record` says what it
 | ---------- | --------------------------------- | ----------------------------------------------------- |
 | `world`    | when the world's creation begins  | the format, the job, the rank, the build of torch     |
 | `bound`    | before the world's first group    | has the world a device_id, and who can split from it  |
-| `creation` | when it begins, so a hang shows   | number, kind, ranks, backend, name, site              |
+| `creation` | when it begins, so a hang shows   | number, kind, ranks, backend, name, site; of a split: |
+|            |                                   | `split`: parent (name), ranks, parts, by_mesh         |
 | `end`      | when it has ended                 | number; `error` if it failed                          |
 
 A file is one process's and one rank's, and a new one each time: nothing is overwritten, and runs in one
@@ -45,6 +46,9 @@ _IDENTITY = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+
+# What is written of a split.
+_SPLIT = ("parent", "ranks", "parts", "by_mesh")
 
 # Made once: json.dumps makes an encoder for each call that has other separators than its own.
 _encoded = json.JSONEncoder(separators=(",", ":")).encode
@@ -119,7 +123,10 @@ class Trace:
         if call.number != 0 and not (file.has_world and file.has_bound):
             records.append(self._bound())
         kept = ("number", "kind", "ranks", "backend", "name", "site")
-        records.append({"record": "creation", **{name: getattr(call, name) for name in kept}})
+        record = {"record": "creation", **{name: getattr(call, name) for name in kept}}
+        if call.split is not None:
+            record["split"] = {name: getattr(call.split, name) for name in _SPLIT}
+        records.append(record)
         file.write(records)
         file.has_world, file.has_bound = True, call.number != 0
 

@@ -12,8 +12,21 @@ from torchcommshim.commands.explain.traces import Job, Made
 from torchcommshim.commands.explain.verdicts import WITHOUT, Played, Verdict, calls_without_colour, causes
 from torchcommshim.ranges import bracketed, named
 from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL
+from torchcommshim.repair.creations import SPLIT as SPLIT_GROUP
 from torchcommshim.repair.policy import INDEPENDENT, NONE, SPLIT_NOW
-from torchcommshim.repair.splits import CONNECT, ERROR, HANG, NOCOLOR, OK, SPLIT, USE, WRONG, Create, awaited
+from torchcommshim.repair.splits import (
+    CLOSE,
+    CONNECT,
+    ERROR,
+    HANG,
+    NOCOLOR,
+    OK,
+    SPLIT,
+    USE,
+    WRONG,
+    Create,
+    awaited,
+)
 from torchcommshim.repair.traits import Traits
 
 _CALLS = {COLLECTIVE: "new_group", LOCAL: "local new_group", DIRECT: "direct helper call"}
@@ -23,7 +36,10 @@ _AT = {
     SPLIT: "splitting it from the world",
     CONNECT: "connecting through the store",
     USE: "",
+    CLOSE: "closing it",
 }
+_AT_OF_SPLITS = {NOCOLOR: "which leaves them out (perform_nocolor_split)", SPLIT: ""}
+_PARTS = 4  # of a split
 _REMEDIES = {
     INDEPENDENT: "made without splitting from the world",
     SPLIT_NOW: "split on their members at once",
@@ -132,6 +148,10 @@ def call_of(made: Made | None) -> str:
     """A creation as people write it; the world where there is none."""
     if made is None:
         return "the world"
+    if made.kind == SPLIT_GROUP:
+        shown = " ".join(map(bracketed, made.parts[:_PARTS]))
+        more = f" and {len(made.parts) - _PARTS} more" if made.parts[_PARTS:] else ""
+        return f"split_group of {bracketed(made.parent_ranks)} into {shown}{more}"
     return f"{_CALLS.get(made.kind, made.kind)} {bracketed(made.ranks) if made.ranks else made.name}"
 
 
@@ -194,7 +214,9 @@ def _details(played: dict[str, Any]) -> Iterator[str]:
         where = f"creation {entry['creation']}, {entry['call']}" if entry["creation"] else entry["call"]
         use = "" if entry["in"] == "creation" else "the first use of "
         site = f" at {entry['site']}" if entry["site"] else ""
-        doing = f", {_AT[entry['at']]}" if _AT[entry["at"]] else ""
+        at = _AT_OF_SPLITS.get(entry["at"]) if _is_split(entry) else None
+        at = _AT[entry["at"]] if at is None else at
+        doing = f", {at}" if at else ""
         who = named(entry["ranks"], "waits", "wait")
         yield f"{who} in {use}{where}{site}{doing}: for {awaited(entry['missing'])}"
     for entry in played["wrong"]:
@@ -205,6 +227,10 @@ def _details(played: dict[str, Any]) -> Iterator[str]:
             f"creation {entry['creation']}, {entry['call']}{site}: {meant} is to be one communicator, and is "
             f"{came_out}"
         )
+
+
+def _is_split(entry: dict[str, Any]) -> bool:
+    return bool(entry["call"].startswith("split_group"))
 
 
 def _by_creation(entry: dict[str, Any]) -> tuple[bool, int]:

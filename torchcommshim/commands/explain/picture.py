@@ -16,7 +16,6 @@ from torchcommshim.commands.explain.explanation import ENDS, call_of
 from torchcommshim.commands.explain.program import USES
 from torchcommshim.commands.explain.traces import Made
 from torchcommshim.commands.explain.verdicts import WITHOUT, Played, Verdict
-from torchcommshim.repair.creations import COLLECTIVE
 from torchcommshim.repair.splits import CONNECT, NOCOLOR, OK, SPLIT, Create, SplitCall, Wait, awaited
 
 # Sizes in user units (CSS pixels at 100%).
@@ -276,9 +275,10 @@ def _places(row: list[Made | None]) -> dict[int, object]:
     for made in row:
         if made is None or id(made) in places:
             continue
-        if made.kind == COLLECTIVE:
+        if made.by_all:
             by_all += 1
-        places[id(made)] = by_all if made.kind == COLLECTIVE else (made.kind, made.ranks or made.name)
+        apart = made.parts or made.ranks or made.name
+        places[id(made)] = by_all if made.by_all else (made.kind, apart)
     return places
 
 

@@ -16,7 +16,8 @@ from typing import Optional
 
 from torchcommshim.commands.explain.traces import BadTraces, Job, Made
 from torchcommshim.ranges import bracketed, named
-from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD
+from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, SPLIT, WORLD
+from torchcommshim.repair.names import KnownGroups
 from torchcommshim.repair.splits import AllReduce, Create, Program, Step, World, backends
 from torchcommshim.repair.traits import Traits
 
@@ -145,6 +146,8 @@ class Sequences:
             times: Counter[Create] = Counter()
             for step in steps:
                 alike = replace(step, group="")
+                if step.kind == SPLIT:
+                    alike = replace(alike, ranks=(), parent="")
                 times[alike] += 1
                 found.setdefault((alike, times[alike]), alike)
         return list(found.values())
@@ -192,11 +195,18 @@ def sequences(job: Job, taken: Taken) -> Sequences:
     dry_run = bool(job.first.world["dry_run"])
     steps = [
         [
-            _step(f"rank {rank}", each, label, each.ranks or tuple(makers[label]), taken, dry_run=dry_run)
-            for each, label in zip(made[rank], labels[rank])
+            _split(
+                f"rank {rank}", each, label, _parent(each, row[:place], labels[rank]), taken, dry_run=dry_run
+            )
+            if each.kind == SPLIT
+            else _step(
+                f"rank {rank}", each, label, each.ranks or tuple(makers[label]), taken, dry_run=dry_run
+            )
+            for place, (each, label) in enumerate(zip(row, labels[rank]))
         ]
-        for rank in range(job.size)
+        for rank, row in enumerate(made)
     ]
+    steps = [_with_evenness(row) for row in steps]
     return Sequences(taken.world, made, steps, notes)
 
 
@@ -227,6 +237,43 @@ def _step(
     return Create(label, ranks, backend, made.kind)
 
 
+def _parent(made: Made, earlier: list[Made], labels: list[str]) -> str:
+    """The label of the group that is split; its name was given to no other before it."""
+    named_so = [label for each, label in zip(earlier, labels) if each.name == made.parent]
+    return named_so[-1] if named_so else WORLD
+
+
+def _split(where: str, made: Made, label: str, parent: str, taken: Taken, *, dry_run: bool) -> Create:
+    if parent == WORLD and len(made.parent_ranks) < taken.world.size:
+        raise BadTraces(
+            f"{where}, creation {made.number} ({made.site}): the group that it splits is not in the trace"
+        )
+    step = _step(where, made, label, made.parent_ranks, taken, dry_run=dry_run)
+    return replace(
+        step,
+        ranks=made.ranks,
+        parent=parent,
+        parent_ranks=made.parent_ranks,
+        parts=made.parts,
+        by_mesh=made.by_mesh,
+    )
+
+
+def _with_evenness(steps: list[Create]) -> list[Create]:
+    """Of splits, whether ranks are in equally many groups, as far as all of them know."""
+    known, found = KnownGroups(), []
+    for step in steps:
+        if step.kind == SPLIT:
+            found.append(replace(step, even=all(map(known.are_even, step.parts))))
+            for part in step.parts if step.parent == WORLD else ():
+                known.add(part)
+        else:
+            found.append(step)
+            if step.kind == COLLECTIVE:
+                known.add(step.ranks)
+    return found
+
+
 # -- what is not in the traces ------------------------------------------------------------------------------
 
 
@@ -236,27 +283,28 @@ def _complete(job: Job, notes: list[str]) -> list[list[Made]]:
     A group that all ranks of the world make is in every rank's list, so another rank's tells it.
     """
     made = [list(job.ranks[rank].creations) if rank in job.ranks else [] for rank in range(job.size)]
-    by_all = [[each for each in row if each.kind == COLLECTIVE] for row in made]
+    by_all = [[each for each in row if each.by_all] for row in made]
     length = max(map(len, by_all))
     stuck = [rank for rank, trace in job.ranks.items() if trace.stuck and len(by_all[rank]) < length]
     for rank in sorted([*stuck, *job.missing]):
         for place in range(len(by_all[rank]), length):
             there = [row[place] for row in by_all if place < len(row) and not row[place].assumed]
             like = next((each for each in there if rank in each.ranks), there[0])
-            added = replace(like, number=len(made[rank]) + 1, returned=False, assumed=True)
+            number = len(made[rank]) + 1
+            added = replace(like, number=number, ranks=like.on(rank), returned=False, assumed=True)
             made[rank].append(added)
     notes += [*_notes(job, stuck, length), *_order(by_all)]
     alone = {
         rank
         for row in made
         for each in row
-        if each.kind == LOCAL
-        for rank in set(each.ranks) & set(job.missing)
+        if each.kind == LOCAL or (each.kind == SPLIT and not each.by_all)
+        for rank in set(each.parent_ranks or each.ranks) & set(job.missing)
     }
     if alone:
         raise BadTraces(
             f"no trace of {named(alone)}, which make groups that not all ranks make "
-            "(use_local_synchronization): when they do cannot be assumed"
+            "(use_local_synchronization, or splits of their own groups): when they do cannot be assumed"
         )
     short = [rank for rank in sorted(set(job.ranks) - set(stuck)) if len(by_all[rank]) < length]
     if short:
@@ -297,16 +345,20 @@ def _notes(job: Job, stuck: list[int], length: int) -> Iterator[str]:
 def _order(by_all: list[list[Made]]) -> Iterator[str]:
     """The first of the groups that all ranks make in which ranks do not make the same; most often none."""
     for place in range(max(map(len, by_all))):
-        makers: dict[tuple[tuple[int, ...], str], list[int]] = defaultdict(list)
+        makers: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for rank, row in enumerate(by_all):
             if place < len(row):
-                makers[row[place].ranks, row[place].backend].append(rank)
-        # In one call each rank may name only the group that it is in.
-        is_own = all(set(ranks) <= set(members) for (members, _), ranks in makers.items())
+                each = row[place]
+                makers[each.kind, each.parts or each.ranks, each.backend].append(rank)
+        # In one call of new_group each rank may name only the group that it is in.
+        is_own = all(
+            by_all[ranks[0]][place].kind == COLLECTIVE and set(ranks) <= set(by_all[ranks[0]][place].ranks)
+            for ranks in makers.values()
+        )
         if len(makers) > 1 and not is_own:
             said = [
-                f"{named(ranks)} {bracketed(members)} {backend} ({by_all[ranks[0]][place].site})"
-                for (members, backend), ranks in makers.items()
+                f"{named(ranks)} {_listed(by_all[ranks[0]][place])} ({by_all[ranks[0]][place].site})"
+                for ranks in makers.values()
             ]
             more = f"; and {len(said) - 4} more" if said[4:] else ""
             yield (
@@ -314,3 +366,10 @@ def _order(by_all: list[list[Made]]) -> Iterator[str]:
                 f"{'; '.join(said[:4])}{more}"
             )
             return
+
+
+def _listed(made: Made) -> str:
+    """What a creation makes, in a note."""
+    if made.kind == SPLIT:
+        return f"a split into {' '.join(map(bracketed, made.parts))} {made.backend}"
+    return f"{bracketed(made.ranks)} {made.backend}"

@@ -7,6 +7,8 @@ row with what the probes find in that release's sources.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torchcommshim.repair.splits import COUNTER, REGISTERED
 from torchcommshim.repair.traits import Traits
 
@@ -14,32 +16,36 @@ OLDEST, NEWEST = (2, 3), (2, 15)
 
 _V2_3 = Traits(members_split_late=True, split_ignores_backend=True, split_tests_size=True)
 _V2_5 = Traits(
-    split_ignores_backend=True, split_tests_size=True, point_to_point_splits=True, barrier_asks_backend=True
-)
-_V2_6 = Traits(
     split_ignores_backend=True,
+    split_tests_size=True,
+    point_to_point_splits=True,
+    barrier_asks_backend=True,
+    split_counts_parent=True,
+    split_counts_members=True,
+    split_names_shared=True,
+)
+_V2_6 = replace(
+    _V2_5,
+    split_tests_size=False,
+    point_to_point_splits=False,
     local_names_differ=True,
     device_picks_backend=True,
     connects_without_waiting=True,
-    barrier_asks_backend=True,
 )
-_V2_7_0 = Traits(
-    split_ignores_backend=True,
-    local_names_differ=True,
-    device_picks_backend=True,
-    nonblocking_by_default=True,
-    connects_without_waiting=True,
-    barrier_asks_backend=True,
-)
-_V2_7_1 = Traits(split_ignores_backend=True, local_names_differ=True, device_picks_backend=True)
-_V2_8 = Traits(
-    split_ignores_backend=True, local_names_differ=True, device_picks_backend=True, accepts_int_device=True
-)
-_V2_15 = Traits(local_names_differ=True, device_picks_backend=True, accepts_int_device=True)
+_V2_7_0 = replace(_V2_6, nonblocking_by_default=True)
+_V2_7_1 = replace(_V2_6, connects_without_waiting=False, barrier_asks_backend=False)
+_V2_8 = replace(_V2_7_1, accepts_int_device=True, split_wants_one_backend=True)
+_V2_9 = replace(_V2_8, split_counts_members=False, split_wants_one_backend=False)
+_V2_10 = replace(_V2_9, split_counts_parent=False, split_names_shared=False, split_names_differ=True)
+_V2_14 = replace(_V2_10, split_names_differ=False, split_counts_parent=True)
+_V2_15 = replace(_V2_14, split_ignores_backend=False)
 
 # Each from the release named on; newest first.
 _SINCE = (
     ((2, 15), _V2_15),
+    ((2, 14), _V2_14),
+    ((2, 10), _V2_10),
+    ((2, 9), _V2_9),
     ((2, 8), _V2_8),
     ((2, 7, 1), _V2_7_1),
     ((2, 7), _V2_7_0),

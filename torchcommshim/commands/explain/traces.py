@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torchcommshim.ranges import named
-from torchcommshim.repair.creations import COLLECTIVE
+from torchcommshim.repair.creations import COLLECTIVE, SPLIT
 from torchcommshim.tell.trace import FORMAT
 
 
@@ -29,6 +29,8 @@ class Made:
         returned: the traced program came back from it.
         error: what it raised; empty if nothing.
         assumed: it is in no trace: it stands for what the rank is taken to have gone on with.
+        parent, parent_ranks, parts, by_mesh: of a split, as in `calls.Split`.
+        by_all: all ranks of the world make it.
     """
 
     number: int
@@ -40,6 +42,17 @@ class Made:
     returned: bool = False
     error: str = ""
     assumed: bool = False
+    parent: str = ""
+    parent_ranks: tuple[int, ...] = ()
+    parts: tuple[tuple[int, ...], ...] = ()
+    by_mesh: bool = False
+    by_all: bool = False
+
+    def on(self, rank: int) -> tuple[int, ...]:
+        """The ranks of the group as `rank` makes it: of a split those of its own part."""
+        if self.kind != SPLIT:
+            return self.ranks
+        return next((part for part in self.parts if rank in part), ())
 
 
 @dataclass
@@ -106,10 +119,7 @@ class Job:
 
     def behind(self, ranks: Iterable[int]) -> list[int]:
         """Those of `ranks` that made fewer of the groups that all ranks make than others did."""
-        made = {
-            rank: sum(each.kind == COLLECTIVE for each in trace.creations)
-            for rank, trace in self.ranks.items()
-        }
+        made = {rank: sum(each.by_all for each in trace.creations) for rank, trace in self.ranks.items()}
         return sorted(rank for rank in ranks if rank in made and made[rank] < max(made.values()))
 
     def drop(self, ranks: Iterable[int]) -> None:
@@ -244,6 +254,13 @@ def _begin(trace: RankTrace, record: dict[str, Any]) -> None:
         name=str(record["name"]),
         site=str(record["site"]),
     )
+    made.by_all = made.kind == COLLECTIVE
+    if made.kind == SPLIT:
+        split = record["split"]
+        made.parent, made.by_mesh = str(split["parent"]), bool(split["by_mesh"])
+        made.parent_ranks = tuple(map(int, split["ranks"]))
+        made.parts = tuple(tuple(map(int, part)) for part in split["parts"])
+        made.by_all = len(made.parent_ranks) == trace.world["world_size"]
     if made.number == 0:
         trace.has_world = False
     else:

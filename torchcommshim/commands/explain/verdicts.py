@@ -17,6 +17,7 @@ from torchcommshim.repair.splits import (
     WRONG,
     Outcome,
     Program,
+    as_made,
     creation_of,
     has_split_source,
     run,
@@ -105,8 +106,11 @@ def calls_without_colour(sequences: Sequences, traits: Traits) -> list[int]:
     """
     return [
         sum(
-            rank not in step.ranks and has_split_source(creation_of(step, sequences.world), traits)
-            for step in steps
+            rank not in step.ranks
+            and len(step.parent_ranks) in (0, sequences.world.size)  # not of another group
+            and has_split_source(creation_of(step, sequences.world), traits)
+            for made in steps
+            for step in as_made(made, sequences.world, traits)
         )
         for rank, steps in enumerate(sequences.steps)
     ]
@@ -116,5 +120,7 @@ def _decisions(sequences: Sequences, traits: Traits, strategy: str) -> list[Deci
     """The decision on each creation; ranks that make one together count once."""
     world, stripped = sequences.world, strategy == "strip" and sequences.world.bound
     return [
-        decide(creation_of(step, world, stripped=stripped), traits, strategy) for step in sequences.together
+        decide(creation_of(step, world, stripped=stripped), traits, strategy)
+        for made in sequences.together
+        for step in as_made(made, world, traits, stripped=stripped)
     ]
