@@ -157,6 +157,59 @@ finish()
 
         assert run_program(tmp_path, program).lines() == []
 
+    @pytest.mark.skipif(LATE, reason="this release has no split_group")
+    @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+    def test_split_group(self, tmp_path, backend):
+        """Parts, no part, a parent that is not the world, a part's own store and backends: as on real NCCL."""
+        program = """
+half = dist.split_group(None, [[0, 1], [2, 3]], group_desc="half")
+own = [0, 1] if rank < 2 else [2, 3]
+check_sum(own, half)
+assert (dist.get_process_group_ranks(half), half.group_desc) == (own, "half")
+assert dist.get_backend_config(half) == dist.get_backend_config()
+
+first = dist.split_group(half, [[0]])
+assert (first is None or first is dist.GroupMember.NON_GROUP_MEMBER) == (rank % 2 == 1)
+check_sum([own[0]], first if rank % 2 == 0 else None)
+
+gloo = "gloo" in dist.get_backend_config()
+backends = [half._get_backend(torch.device(each)).name() for each in ("cpu", "cuda")]
+assert backends == ["gloo" if gloo else "nccl", "nccl"], backends
+finish()
+"""
+        found = run_program(tmp_path, program, backend=backend)
+
+        assert found.lines() == []
+
+    @pytest.mark.skipif(LATE, reason="this release has no split_group")
+    def test_split_group_takes_every_rank_of_the_parent(self, tmp_path):
+        """A rank in no part that does not come is waited for."""
+        program = """
+if rank != 3:
+    dist.split_group(None, [[0, 1, 2]])
+"""
+        found = run_program(tmp_path, program, deadline=5)
+
+        assert (found.verdict, {wait.rank for wait in found.waits if wait.line}) == ("hang", {0, 1, 2})
+
+    @pytest.mark.skipif(LATE, reason="this release has no split_group")
+    def test_functional_collectives(self, tmp_path):
+        """What torch's C++ asks a group to do for DTensor and FSDP goes over simulated NCCL."""
+        program = """
+import torch.distributed._functional_collectives as functional
+group = dist.split_group(None, [[0, 1], [2, 3]])
+own = [0, 1] if rank < 2 else [2, 3]
+mine = torch.tensor([rank, rank + 1])
+assert functional.all_reduce(mine, "sum", group).tolist() == [sum(own), sum(own) + 2]
+assert functional.all_gather_tensor(mine, 0, group).tolist() == [own[0], own[0] + 1, own[1], own[1] + 1]
+assert functional.reduce_scatter_tensor(mine, "sum", 0, group).tolist() == [sum(own) + 2 * (rank % 2)]
+output = torch.zeros(4, dtype=torch.int64)
+dist.all_gather_into_tensor(output, mine, group=group)
+assert output.tolist() == [own[0], own[0] + 1, own[1], own[1] + 1]
+finish()
+"""
+        assert run_program(tmp_path, program).lines() == []
+
     def test_point_to_point_of_a_split_group(self, tmp_path):
         """A pair of a group that was split connects without a split, as seen on real NCCL."""
         program = """

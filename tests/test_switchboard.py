@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchcommshim.commands.verify.switchboard import Exchange, Join, Matcher, Seat, Split
+from torchcommshim.commands.verify.switchboard import Exchange, Finalize, Join, Matcher, Seat, Split
 
 pytestmark = pytest.mark.once
 
@@ -77,6 +77,18 @@ class TestMatcher:
         calls = post(world(2), Exchange("world", 0, "barrier", b""), Exchange("world", 1, "allreduce", b"a"))
 
         assert answers(calls) == ["waits", "waits"]
+
+    def test_the_end_takes_all_ranks(self):
+        """Who ends a communicator waits for its other ranks, whatever they end meanwhile."""
+        matcher = world(2)
+        post(matcher, *(Split("world", rank, 7, rank) for rank in range(2)))
+        child, parent = "world/1", "world"
+        first = post(matcher, Finalize(child, 0), Finalize(parent, 1))
+        before = answers(first)
+        last = post(matcher, Finalize(child, 1), Finalize(parent, 0))
+
+        assert before == ["waits", "waits"]
+        assert answers(first + last) == [None] * 4
 
     def test_abandon(self):
         """Whoever still waits is let go at the end, so that no thread stays behind."""

@@ -29,7 +29,7 @@ sys.path.insert(0, {str(catalogue.FOLDER)!r})
 import torch
 import torch.distributed as dist
 from common import check_sum, finish, start
-rank, size = start()
+rank, size = start(BACKEND)
 """
 
 
@@ -58,11 +58,11 @@ def waits(found: dict[str, Any]) -> dict[int, str]:
     return {each["rank"]: each["inside"].split(": ")[-1] for each in found["waits"]}
 
 
-def run_program(folder: Path, program: str, deadline: float = 60) -> Verdict:
+def run_program(folder: Path, program: str, deadline: float = 60, backend: str = "nccl") -> Verdict:
     """Run the body of a program on `RANKS` ranks of a bound world of simulated NCCL, without the shim.
 
     The deadline is there for programs that are expected to hang; the others are to end before it.
     """
     script = folder / "program.py"
-    script.write_text(PRELUDE + program)
+    script.write_text(PRELUDE.replace("BACKEND", repr(backend)) + program)
     return Runner(RANKS, deadline, simulate=True, cancelled=threading.Event()).run(script, "off", deadline)

@@ -23,6 +23,11 @@ NAMES = (
     "point_to_point",
     "own_group_each",
     "device_mesh",
+    "nested_splits",
+    "partial_split",
+    "split_after_uneven",
+    "mixed_split_after_uneven",
+    "mesh_after_pipeline",
     "megatron",
 )
 

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated NCCL: torch's own group-creation code runs on it, on a machine without a GPU.
 
-It takes the place of `ProcessGroupNCCL` in `torch.distributed.distributed_c10d`.  Tensors stay where
-they are, on the CPU.  What it keeps of the real one is what the defects are made of:
+It takes the place of `ProcessGroupNCCL` in `torch.distributed.distributed_c10d`, as a backend of the groups
+that torch makes; a group may have gloo, the real one, beside it.  Tensors stay where they are, on the CPU.
+What it keeps of the real one is what the defects are made of:
 
 - an NCCL group made with a device connects at once, any other on its first collective;
 - a group with `options.split_from` connects by splitting that group's communicator, which takes a call
   of every rank of the parent; any other exchanges an id through its own store, under its own name;
-- a split while a group is being made holds Python's global lock, as the real one does;
-- a collective runs over the ranks that the communicator has, right or wrong.
+- `split_group` splits the parent's communicator, which takes a call of every rank of the parent: one that is
+  in no part calls without a colour.  Gloo beside it splits through the store, under the new group's name;
+- a split while `new_group` makes a group holds Python's global lock, as the real one does;
+- a collective runs over the ranks that the communicator has, right or wrong;
+- a communicator that has been used is finalized when its group is shut down, which waits for all its ranks.
 
-It differs in that a collective is over when `wait` returns, where the real one may still run on the GPU.
+It differs in that a collective is over when `wait` returns, where the real one may still run on the GPU.  And
+all tensors being on the CPU, a group with gloo beside NCCL does on NCCL what would go over gloo for a tensor
+of the CPU; a group of gloo alone is gloo's.
 """
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import io
 import pickle
@@ -29,7 +36,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from torchcommshim.commands.verify.switchboard import Exchange, Join, Request, Seat, Split
+from torchcommshim.commands.verify.switchboard import Exchange, Finalize, Join, Request, Seat, Split
 
 _address = ""  # of the job's switchboard
 
@@ -47,6 +54,7 @@ def install(address: str, devices: int) -> None:
     for module in (c10d, dist):
         module.ProcessGroupNCCL = SimulatedNCCL
         module.is_nccl_available = lambda: True
+    c10d.ProcessGroup = SimulatedGroup  # what torch makes; `dist.ProcessGroup`, which all are, stays
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)  # None in a build without NCCL
     if "_create_nccl_process_group" in vars(c10d):  # torch 2.14 on: backends are made through a registry
         c10d._DistributedBackendOptions = SimpleNamespace  # the C++ one takes no group to split from
@@ -61,7 +69,22 @@ def install(address: str, devices: int) -> None:
     if hasattr(torch, "accelerator"):  # where init_process_group looks device_id up
         torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
         torch.accelerator.device_count = lambda: devices
+        torch.accelerator.is_available = lambda: True
     torch.cuda.set_device = lambda device: None
+    # A mesh of a bound world splits where it finds a GPU.  Elsewhere there is to be none, for tensors' sake.
+    device_mesh: Any = sys.modules["torch.distributed.device_mesh"]
+    device_mesh.torch = _With(torch, cuda=_With(torch.cuda, is_available=lambda: True))
+
+
+class _With:
+    """A module, with some of its names replaced."""
+
+    def __init__(self, module: Any, **replaced: Any) -> None:
+        self._module = module
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 class SimulatedOptions:
@@ -74,6 +97,9 @@ class SimulatedOptions:
         self.split_color = 0
         self.global_ranks_in_group: list[int] = []
         self.group_name = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedOptions:
+        return copy.copy(self)  # the group to split from is referred to, as in C++
 
 
 class _Pending:
@@ -125,12 +151,8 @@ class SimulatedWork(dist.Work):  # type: ignore[misc, unused-ignore]
         return self._pending is None
 
 
-class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
-    """Stands in for `ProcessGroupNCCL`.
-
-    It is a process group and its own backend: torch's C++ code calls back into Python for a subclass of
-    ProcessGroup, and for a subclass of Backend it does not.
-    """
+class SimulatedNCCL:
+    """Stands in for `ProcessGroupNCCL`: the backend of a group (`SimulatedGroup`) for tensors of the GPU."""
 
     Options = SimulatedOptions
     supports_splitting = True
@@ -140,48 +162,30 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
     def __init__(
         self, store: dist.Store, rank: int, size: int, options: SimulatedOptions | None = None
     ) -> None:
-        super().__init__(rank, size)
-        self._options = options or SimulatedOptions()
-        self._description = "undefined"
+        self.options = options or SimulatedOptions()
+        self.bound_device_id: torch.device | None = None
         self._store = store
+        self._rank = rank
+        self._size = size
         self._seat: Seat | None = None
         self._pairs: dict[int, Seat] = {}
+        self._splits = 0
+        self._used = False
 
-    # What torch asks of a group and of its backend while it makes and ends them.
+    # What torch asks of a backend while it makes and ends groups.
 
     def name(self) -> str:
         return "nccl"
 
-    getBackendName = name  # noqa: N815 - torch's C++ code calls it
+    def rank(self) -> int:
+        return self._rank
 
-    # The C++ properties of these names want a registered backend, or are not this group's.
-    @property
-    def options(self) -> SimulatedOptions:
-        return self._options
+    def size(self) -> int:
+        return self._size
 
-    @property
-    def group_name(self) -> str:
-        return self.options.group_name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self.options.group_name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    def _get_backend(self, device: torch.device) -> SimulatedNCCL:
-        return self
-
-    @property
-    def _device_types(self) -> list[torch.device]:  # where tensors are that torch makes for a collective
-        return [torch.device("cpu")]
-
-    def _has_hooks(self) -> bool:
-        return False
+    def comm_split_count(self) -> int:
+        """How often this rank has taken part in a split of this communicator."""
+        return self._splits
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -190,9 +194,17 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         self.options._timeout = timeout
 
     def shutdown(self) -> None:
+        """Finalize the communicator: once it has been used, that takes all its ranks.
+
+        https://github.com/pytorch/pytorch/issues/190396 saw it for those that had run a collective.
+        """
+        if self._seat and self._used:
+            _Pending(Finalize(self._seat.communicator, self._seat.rank)).answer()
+
+    def abort(self) -> None:
         pass
 
-    _shutdown = abort = shutdown
+    _shutdown = abort  # what torch calls up to 2.5, where the end of a group waits for nobody
 
     # Connecting.
 
@@ -203,20 +215,36 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def perform_nocolor_split(self, device: torch.device) -> None:
         """Take part in a split of this communicator as a rank that will not be in the new one."""
-        parent = self._communicator(keep_gil=True)
-        _Pending(Split(parent.communicator, parent.rank, None, 0)).answer(keep_gil=True)
+        self._take_part(None, 0, keep_gil=True)
+
+    def split(self, store: dist.Store, ranks: list[int], options: SimulatedOptions) -> SimulatedNCCL | None:
+        """Split this communicator for `split_group`, as C++ does; None on a rank that is not in `ranks`."""
+        if self._rank not in ranks:
+            self._take_part(None, 0)
+            return None
+        options.split_from, options.split_color = self, min(ranks)
+        child = SimulatedNCCL(store, ranks.index(self._rank), len(ranks), options)
+        child._communicator()
+        return child
+
+    def _take_part(self, color: int | None, key: int, keep_gil: bool = False) -> Seat | None:
+        """Take this rank's part in a split of this communicator; its place in the new one, if any."""
+        mine = self._communicator(keep_gil)
+        self._splits += 1
+        seat: Seat | None = _Pending(Split(mine.communicator, mine.rank, color, key)).answer(keep_gil)
+        return seat
 
     def _communicator(self, keep_gil: bool = False) -> Seat:
         if self._seat is None:
-            rank, size = self.rank(), self.size()
+            rank, size = self._rank, self._size
             self._seat = self._split(rank, keep_gil) or self._meet("0", rank, size, keep_gil)
         return self._seat
 
     def _pair(self, peer: int) -> Seat:
         """The communicator of two ranks over which unbatched sends and receives go."""
         if peer not in self._pairs:
-            low, high = sorted((self.rank(), peer))
-            place = int(self.rank() == high)
+            low, high = sorted((self._rank, peer))
+            place = int(self._rank == high)
             seat = self._split(place) if _POINT_TO_POINT_SPLITS else None
             self._pairs[peer] = seat or self._meet(f"{low}:{high}", place, 2)
         return self._pairs[peer]
@@ -225,10 +253,7 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         """Split from the parent; None if there is none."""
         if self.options.split_from is None:
             return None
-        parent = self.options.split_from._communicator(keep_gil)
-        request = Split(parent.communicator, parent.rank, self.options.split_color, key)
-        seat: Seat = _Pending(request).answer(keep_gil)
-        return seat
+        return self.options.split_from._take_part(self.options.split_color, key, keep_gil)
 
     def _meet(self, key: str, rank: int, size: int, keep_gil: bool = False) -> Seat:
         """Connect without a parent: the first rank makes an id, the group's store tells the others."""
@@ -243,6 +268,7 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         self, seat: Seat, label: str, tensor: torch.Tensor | None, finish: Callable[[list[bytes]], None]
     ) -> SimulatedWork:
         payload = b"" if tensor is None else _pack(tensor)
+        self._used = True
         return SimulatedWork(_Pending(Exchange(seat.communicator, seat.rank, label, payload)), finish)
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork:
@@ -275,6 +301,41 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
         return self._exchange(self._communicator(), "allgather", tensor, finish)
 
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> SimulatedWork:
+        """All-gather into one tensor."""
+
+        def finish(payloads: list[bytes]) -> None:
+            output.copy_(torch.cat([_unpack(payload).flatten() for payload in payloads]).view_as(output))
+
+        return self._exchange(self._communicator(), "allgather", tensor, finish)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, options: Any
+    ) -> SimulatedWork:
+        """Reduce one tensor, and keep this rank's part."""
+        reduce = _reduction(options.reduceOp)
+        seat = self._communicator()
+
+        def finish(payloads: list[bytes]) -> None:
+            parts = [_unpack(payload).flatten().chunk(seat.size)[seat.rank] for payload in payloads]
+            output.copy_(reduce(torch.stack(parts)).view_as(output))
+
+        return self._exchange(seat, "reduce_scatter", tensor, finish)
+
+    def gather_several(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any = None
+    ) -> SimulatedWork:
+        """`gather_single` for one tensor, in the form that functional collectives use."""
+        (output,), (tensor,) = outputs, tensors
+        return self.gather_single(output, tensor, options)
+
+    def reduce_scatter_several(
+        self, outputs: list[torch.Tensor], tensors: list[torch.Tensor], options: Any
+    ) -> SimulatedWork:
+        """`reduce_scatter_single` for one tensor, in the form that functional collectives use."""
+        (output,), (tensor,) = outputs, tensors
+        return self.reduce_scatter_single(output, tensor, options)
+
     def barrier(self, opts: Any = None) -> SimulatedWork:
         return self._exchange(self._communicator(), "barrier", None, lambda payloads: None)
 
@@ -290,6 +351,184 @@ class SimulatedNCCL(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
         return self._exchange(seat, "point to point", None, finish)
 
 
+class SimulatedGroup(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
+    """The process group that torch makes, and registers backends with; one of them may be simulated NCCL.
+
+    torch's C++ code calls back into Python for a subclass of ProcessGroup.  For a backend in Python it does
+    not: C++ cannot hold it, so what C++ would look up among a group's backends is looked up here.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, *options: Any) -> None:
+        super().__init__(rank, size)  # C++ takes a store of no subclass
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._nccl: SimulatedNCCL | None = None
+        self._others: dict[str, tuple[Any, Any]] = {}  # device's type -> backend's type, backend
+        self._name = self._description = ""
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
+        if isinstance(backend, SimulatedNCCL):
+            self._nccl = backend
+        else:
+            super()._register_backend(device, backend_type, backend)
+            self._others[device.type] = backend_type, backend
+
+    def _get_backend(self, device: torch.device) -> Any:
+        if self._nccl is None:
+            return super()._get_backend(device)
+        _, backend = self._others.get(torch.device(device).type, (None, self._nccl))
+        return backend
+
+    def _first_backend(self) -> Any:
+        return self._nccl or next(iter(self._others.values()))[1]
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        if self._nccl is None:
+            types: list[torch.device] = super()._device_types
+            return types
+        return [torch.device("cpu"), torch.device("cuda")]  # torch prefers the first for its own tensors
+
+    def name(self) -> str:
+        name: str = self._first_backend().name()
+        return name
+
+    getBackendName = name  # noqa: N815 - torch's C++ code calls it
+
+    def rank(self) -> int:  # torch 2.15 asks the default backend, among those that C++ holds
+        return self._rank
+
+    getRank = rank  # noqa: N815
+
+    def size(self) -> int:
+        return self._size
+
+    getSize = size  # noqa: N815
+
+    # The C++ properties of these names want a backend that C++ holds.
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+        if self._others:
+            super()._set_group_name(name)
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+        super()._set_group_desc(description)
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self._nccl:
+            self._nccl.shutdown()
+
+    def abort(self) -> None:
+        super().abort()
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: list[torch.device] | None = None,
+    ) -> SimulatedGroup | None:
+        """C++ `ProcessGroup::splitGroup`, which `dist.split_group` calls from torch 2.9 on.
+
+        It splits the backends in the order of their devices' types, the CPU's first.  Gloo's part is done by
+        C++; simulated NCCL's cannot be, since C++ does not hold it.
+        """
+        name, description = group_name or f"{self._name}:split:{ranks}", group_desc or ""
+        store = dist.PrefixStore(f"{name}/", self._store)
+        wanted = {device.type for device in device_types or ()} or {*self._others, "cuda"}
+        backends = []
+        for device_type, (backend_type, backend) in self._others.items():
+            if device_type in wanted:
+                split = _split_gloo(self._store, self, backend, ranks, timeout, name)
+                backends.append((device_type, backend_type, split))
+        if self._nccl and "cuda" in wanted:
+            options = copy.copy(opts or self._nccl.options)
+            options.group_name = name
+            options._timeout = timeout or options._timeout
+            split = self._nccl.split(store, list(ranks), options)
+            backends.append(("cuda", dist.ProcessGroup.BackendType.NCCL, split))
+        if self.rank() not in ranks:
+            return None
+        child = SimulatedGroup(store, ranks.index(self.rank()), len(ranks))
+        for device_type, backend_type, backend in backends:
+            child._set_default_backend(backend_type)  # NCCL's, the last, where it is there
+            child._register_backend(torch.device(device_type), backend_type, backend)
+        child._set_group_name(name)
+        child._set_group_desc(description)
+        return child
+
+
+def _split_gloo(
+    store: dist.Store, group: SimulatedGroup, backend: Any, ranks: list[int], timeout: Any, name: str
+) -> Any:
+    """Have C++ split a group that has this gloo backend and no other; the new backend, None if not in it.
+
+    The options are gloo's own default ones, as they are in C++ too while it is handed NCCL's
+    (https://github.com/pytorch/pytorch/issues/182057).
+    """
+    alone = dist.ProcessGroup(store, group.rank(), group.size())
+    alone._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    alone._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    child = alone.split_group(list(ranks), timeout=timeout, opts=options, group_name=name, group_desc="")
+    return child and child._get_backend(torch.device("cpu"))
+
+
+# The collectives of simulated NCCL, and under which names torch's Python code calls them on a group, or its
+# C++ code for functional collectives; the names of all releases.
+_COLLECTIVES = {
+    "allreduce": ("allreduce",),
+    "broadcast": ("broadcast",),
+    "allgather": ("allgather",),
+    "gather_single": ("_allgather_base", "all_gather_single"),
+    "gather_several": ("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+    "reduce_scatter_single": ("_reduce_scatter_base", "reduce_scatter_single"),
+    "reduce_scatter_several": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+    "barrier": ("barrier",),
+    "send": ("send",),
+    "recv": ("recv",),
+}
+
+
+def _handed_on(name: str, collective: str) -> Any:
+    """A method for `SimulatedGroup`: does it on simulated NCCL where the group has it, else as torch does."""
+
+    def method(self: SimulatedGroup, *arguments: Any, **named: Any) -> Any:
+        if self._nccl is None:
+            return getattr(dist.ProcessGroup, name)(self, *arguments, **named)
+        return getattr(self._nccl, collective)(*arguments, **named)
+
+    # C++ calls back into Python for a method unless it is called from that method, known by the code's name.
+    method.__code__ = method.__code__.replace(co_name=name)
+    return method
+
+
+for _collective, _names in _COLLECTIVES.items():
+    for _name in _names:
+        if hasattr(dist.ProcessGroup, _name):
+            setattr(SimulatedGroup, _name, _handed_on(_name, _collective))
+
+
 # torch 2.5 makes the communicator of a pair by splitting, as it makes the group's own
 # (https://github.com/pytorch/pytorch/issues/139013).
 _POINT_TO_POINT_SPLITS = torch.__version__.startswith("2.5.")
@@ -302,7 +541,9 @@ def _reduction(operation: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda stacked: stacked.amax(0)
     if operation == dist.ReduceOp.MIN:
         return lambda stacked: stacked.amin(0)
-    raise NotImplementedError(f"simulated NCCL reduces with SUM, MAX and MIN, not with {operation}")
+    if operation == dist.ReduceOp.AVG:
+        return lambda stacked: stacked.mean(0)
+    raise NotImplementedError(f"simulated NCCL reduces with SUM, AVG, MAX and MIN, not with {operation}")
 
 
 def _pack(tensor: torch.Tensor) -> bytes:

@@ -5,8 +5,8 @@ One server serves one job, from a process that is none of its ranks: a rank that
 lock while it waits, as a rank in a real split does, could not serve the others.
 
 NCCL's rules are kept here.  The k-th split of each rank of a communicator pairs up with the k-th of the
-other ranks, whatever each of them meant by it; a call without a colour carries no identity; and a
-collective runs over the ranks that the communicator really has.
+other ranks, whatever each of them meant by it; a call without a colour carries no identity; a collective
+runs over the ranks that the communicator really has, and its end takes all of them.
 """
 
 from __future__ import annotations
@@ -54,6 +54,13 @@ class Exchange(NamedTuple):
     payload: bytes
 
 
+class Finalize(NamedTuple):
+    """End a communicator.  The answer is None, once all its ranks have come."""
+
+    communicator: str
+    rank: int
+
+
 class Seat(NamedTuple):
     """A rank's place in a communicator."""
 
@@ -62,7 +69,7 @@ class Seat(NamedTuple):
     size: int
 
 
-Request = Union[Join, Split, Exchange]
+Request = Union[Join, Split, Exchange, Finalize]
 Answer = Union[Seat, None, "list[bytes]"]
 
 
@@ -129,6 +136,9 @@ class Matcher:
             payloads = [call.request.payload for call in calls]
             for call in calls:
                 call.answer.put(payloads)
+        elif kind is Finalize:
+            for call in calls:
+                call.answer.put(None)
         else:
             self._split(calls)
 

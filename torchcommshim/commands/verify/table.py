@@ -48,11 +48,12 @@ def table(
 
 
 def details(scenarios: Sequence[Scenario], strategies: Sequence[str], results: Results) -> list[str]:
-    """What is behind each verdict that is not ok."""
+    """What is behind each verdict that is not ok, and what scenarios had to say."""
     lines = []
     for scenario in scenarios:
         for strategy in ("off", *strategies):
             found = results[scenario.name, strategy]
+            lines += [f"{scenario.name} {how(strategy)}: {note}" for note in found.notes]
             if found.verdict in (OK, NOT_JUDGED):
                 continue
             lines += [

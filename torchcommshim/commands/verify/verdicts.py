@@ -66,6 +66,7 @@ class Verdict:
         waits: the ranks that were ended, and where each was.
         sums: the wrong sums.
         failures: the exceptions; those that only followed from the end of the run are left out.
+        notes: what the script itself had to say.
     """
 
     verdict: str
@@ -73,6 +74,7 @@ class Verdict:
     waits: list[Wait] = field(default_factory=list)
     sums: list[Sum] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """The details for people; empty if all is well."""
@@ -93,6 +95,7 @@ class Verdict:
 
 
 WRONG_SUM = re.compile(r"^WRONG group \[([\d, ]+)\]: rank (\d+) got (-?\d+), expected (-?\d+)$", re.MULTILINE)
+NOTE = re.compile(r"^NOTE (.+)$", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 TIMEOUT = "Timeout ("  # how faulthandler's dump begins when the deadline came
@@ -126,7 +129,8 @@ def judge(script: Path, folder: Path, output: str, code: int, seconds: float) ->
         verdict = HANG
     else:
         verdict = ERROR if code else OK
-    return Verdict(verdict, round(seconds, 1), waits, sorted(sums, key=_by_group), failures)
+    sums.sort(key=_by_group)
+    return Verdict(verdict, round(seconds, 1), waits, sums, failures, NOTE.findall(output))
 
 
 def _left_behind(folder: Path, kind: str) -> dict[int, tuple[str, int]]:

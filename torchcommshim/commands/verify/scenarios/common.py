@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Iterable
+from typing import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,9 +19,9 @@ DEVICE = GPU if torch.cuda.is_available() else torch.device("cpu")
 _wrong: list[list[int]] = []
 
 
-def start() -> tuple[int, int]:
-    """Make an NCCL world bound to this rank's GPU; returns this rank and the number of ranks."""
-    dist.init_process_group("nccl", device_id=GPU)
+def start(backend: str = "nccl") -> tuple[int, int]:
+    """Make a world bound to this rank's GPU, of NCCL by default; returns rank and number of ranks."""
+    dist.init_process_group(backend, device_id=GPU)
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -39,6 +39,31 @@ def check_sum(
     if got != expected:
         _wrong.append(ranks)
         print(f"WRONG group {ranks}: rank {rank} got {got:.0f}, expected {expected}", flush=True)
+
+
+def split(parts: Sequence[Sequence[int]], device: torch.device | str = DEVICE) -> dist.ProcessGroup | None:
+    """Split the world into these parts and sum over each; this rank's group, None if it is in no part.
+
+    Where torch has no `split_group`, or the world is not bound, it makes a group for each part, as meshes do.
+    """
+    if hasattr(dist, "split_group") and dist.distributed_c10d._get_default_group().bound_device_id:
+        mine = dist.split_group(None, [list(ranks) for ranks in parts])
+    else:
+        groups = [(ranks, dist.new_group(list(ranks))) for ranks in parts]
+        mine = next((group for ranks, group in groups if dist.get_rank() in ranks), None)
+    for ranks in parts:
+        check_sum(ranks, mine, device)
+    return mine
+
+
+def halves(size: int) -> list[range]:
+    """The ranks of the world's first half, and the others."""
+    return [range(size // 2), range(size // 2, size)]
+
+
+def alternate(size: int) -> list[range]:
+    """The even ranks, and the odd ones."""
+    return [range(0, size, 2), range(1, size, 2)]
 
 
 def finish() -> None:
