@@ -348,7 +348,6 @@ class TestOnThisTorch:
             "gloo_among_nccl": "hang",
             "local_after_uneven": "ok",
             "megatron": "hang",
-            **LATE_SPLITS,
         }
         eager = {"gloo_among_nccl": "wrong", "local_after_uneven": "hang", **hangs_in_order}
         both = {"gloo_subgroup": "hang", "local_synchronization": "hang", "direct_helper": "hang"}

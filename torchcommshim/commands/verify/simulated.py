@@ -69,11 +69,12 @@ def install(address: str, devices: int) -> None:
     if hasattr(torch, "accelerator"):  # where init_process_group looks device_id up
         torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
         torch.accelerator.device_count = lambda: devices
-        torch.accelerator.is_available = lambda: True
     torch.cuda.set_device = lambda device: None
-    # A mesh of a bound world splits where it finds a GPU.  Elsewhere there is to be none, for tensors' sake.
-    device_mesh: Any = sys.modules["torch.distributed.device_mesh"]
-    device_mesh.torch = _With(torch, cuda=_With(torch.cuda, is_available=lambda: True))
+    # `split_group` and a mesh of a bound world look for a GPU.  Others, who would use it, are to find none.
+    found: dict[str, Any] = {"cuda": _With(torch.cuda, is_available=lambda: True)}
+    if hasattr(torch, "accelerator"):
+        found["accelerator"] = _With(torch.accelerator, is_available=lambda: True)
+    c10d.torch = sys.modules["torch.distributed.device_mesh"].torch = _With(torch, **found)  # type: ignore[attr-defined]
 
 
 class _With:
