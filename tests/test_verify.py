@@ -198,6 +198,14 @@ class TestVerdicts:
         """torchrun failed and no rank says why."""
         assert self.judge(script, tmp_path).verdict == "error"
 
+    def test_notes(self, script, tmp_path):
+        """What a script has to say is kept, also where all is well."""
+        (tmp_path / "0.stacks").write_text("")
+
+        assert self.judge(script, tmp_path, "x\nNOTE by split_group\n", code=0) == Verdict(
+            "ok", 1.2, notes=["by split_group"]
+        )
+
     def test_lines(self):
         """Ranks that wait in one place share a line."""
         found = Verdict(
@@ -248,6 +256,15 @@ class TestShown:
             "",
             f"overlapping_groups without: wrong  ({SCENARIO.title}; {SCENARIO.upstream})",
             "  group [0, 1]: rank 0 got 1, expected 3",
+        ]
+
+    def test_notes(self):
+        """What a scenario had to say is shown, also where all is well."""
+        results = {("overlapping_groups", "auto"): Verdict("ok", 9.0, notes=["by split_group"])}
+        results["overlapping_groups", "off"] = Verdict("ok", 9.0)
+
+        assert table.details([SCENARIO], ["auto"], results) == [
+            "overlapping_groups with auto: by split_group"
         ]
 
     @pytest.mark.parametrize(
@@ -422,6 +439,7 @@ class TestCommand:
             "waits": [],
             "sums": [{"ranks": [0, 1], "rank": 0, "got": 1, "expected": 3}],
             "failures": [],
+            "notes": [],
         }
 
     def test_output(self, main, tmp_path):

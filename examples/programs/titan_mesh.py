@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TorchTitan's mesh (pipeline x replicate x shard x tensor), flattened as it does, after the groups of a tied pipeline.
+"""TorchTitan's mesh (pipeline x replicate x shard x tensor), flattened as it does, after tied groups.
 
 torchrun --nproc_per_node 8 titan_mesh.py    # or 4
 
-torch 2.10 to 2.13: the tied embedding's groups leave ranks out, so ranks name the mesh's groups differently, close
-them in different orders, and may wait in destroy_process_group.
+torch 2.10 to 2.13: the tied embedding's groups leave ranks out, so ranks name the mesh's groups differently,
+close them in different orders, and may wait in destroy_process_group.
 https://github.com/pytorch/pytorch/issues/190396
 """
 

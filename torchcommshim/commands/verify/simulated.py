@@ -66,15 +66,18 @@ def install(address: str, devices: int) -> None:
             devices=["cuda"],
             _backend_type=dist.ProcessGroup.BackendType.NCCL,
         )
-    if hasattr(torch, "accelerator"):  # where init_process_group looks device_id up
-        torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
-        torch.accelerator.device_count = lambda: devices
     torch.cuda.set_device = lambda device: None
-    # `split_group` and a mesh of a bound world look for a GPU.  Others, who would use it, are to find none.
+    # Where torch makes groups it is to find a GPU; elsewhere, where tensors would go to it, none.
     found: dict[str, Any] = {"cuda": _With(torch.cuda, is_available=lambda: True)}
     if hasattr(torch, "accelerator"):
-        found["accelerator"] = _With(torch.accelerator, is_available=lambda: True)
-    c10d.torch = sys.modules["torch.distributed.device_mesh"].torch = _With(torch, **found)  # type: ignore[attr-defined]
+        found["accelerator"] = _With(
+            torch.accelerator,
+            is_available=lambda: True,
+            current_accelerator=lambda *_, **__: torch.device("cuda"),
+            device_count=lambda: devices,
+        )
+    device_mesh: Any = sys.modules["torch.distributed.device_mesh"]
+    c10d.torch = device_mesh.torch = _With(torch, **found)
 
 
 class _With:

@@ -3,7 +3,6 @@
 
 torch 2.10 to 2.13: the name of a mesh's group has in it how many groups this rank is in, so ranks name
 one group differently, and close their groups in different orders: they wait in destroy_process_group.
-torch 2.3 and 2.4: embedding groups leave ranks out, whose splits do not match those of the members.
 https://github.com/pytorch/pytorch/issues/190396
 """
 
