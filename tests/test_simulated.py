@@ -160,7 +160,7 @@ finish()
     @pytest.mark.skipif(LATE, reason="this release has no split_group")
     @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
     def test_split_group(self, tmp_path, backend):
-        """Parts, no part, a parent that is not the world, and the backends of a part are as C++ makes them."""
+        """Parts, no part, a parent that is not the world; a part has the backends that C++ gives it."""
         program = """
 half = dist.split_group(None, [[0, 1], [2, 3]], group_desc="half")
 own = [0, 1] if rank < 2 else [2, 3]
