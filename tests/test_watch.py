@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 import torchcommshim
-from torchcommshim.ranges import shortened
+from torchcommshim.ranges import expanded, shortened
 from torchcommshim.repair.calls import Call
 from torchcommshim.repair.rendezvous import Rendezvous, of_store, rendezvous
 from torchcommshim.repair.traits import Traits
@@ -823,6 +823,13 @@ def seen(number=1, ranks="0,1", *, kind="collective", backend="gloo", name=None,
     return Seen(number, kind, ranks, backend, name or str(number), site, began, ended)
 
 
+def split(number, rank, parts=("0,1", "2"), *, parent="0", ranks="0-3", name="part"):
+    """The split of a group as `rank` makes it."""
+    own = next((part for part in parts if rank in expanded(part)), "")
+    made = seen(number, own, kind="split", backend="nccl", name=name)
+    return made._replace(split=[parent, 1, ranks, list(parts)])
+
+
 def view(rank, *creations, **keywords):
     return View(rank, "node-a", 1000 + rank, creations, **keywords)
 
@@ -860,6 +867,39 @@ class TestDiagnosis:
         ]
         assert "rank 3 has not come to #2 new_group [0-3]" in text
         assert "`py-spy dump --pid 1003` on node-a" in " ".join(text.split())
+
+    def test_rank_that_has_not_come_to_a_split(self):
+        """All ranks of the group that is split come, those that it leaves out too."""
+        waiting = (view(rank, split(2, rank)) for rank in (0, 1, 2))
+
+        assert cause(*waiting, view(3, seen(1, ended=119.0))).startswith(
+            "rank 3 has not come to #2 split_group of [0-3] into [0,1] [2] nccl at train.py:2 main."
+        )
+
+    def test_split_into_other_parts(self):
+        """Ranks that pass other lists than the others are named, with both versions."""
+        views = [view(rank, split(2, rank, ["0,1", "2,3"] if rank else ["0,1"])) for rank in range(4)]
+
+        assert cause(*views).startswith(
+            "ranks do not split one group alike: rank 0 makes #2 split_group of [0-3] into [0,1] nccl at "
+            "train.py:2 main; in its place rank 1 makes #2 split_group of [0-3] into [0,1] [2,3] nccl at"
+        )
+
+    def test_split_whose_names_differ(self):
+        """Two names for one part are a cause; the names of different parts differ anyway."""
+        views = [view(rank, split(2, rank, name="ab" if rank == 1 else "cd")) for rank in range(4)]
+        alike = [view(rank, split(2, rank, name="ab" if rank < 2 else "cd")) for rank in range(4)]
+
+        assert "rank 0 calls [0,1] 'cd', rank 1 calls it 'ab'." in cause(*views)
+        assert "names" not in cause(*alike)
+
+    def test_split_of_another_group(self):
+        """A rank that splits another group has not come, and is shown where it is."""
+        other = split(2, 3, ["2", "3"], parent="1", ranks="2,3")
+        text = told(*(view(rank, split(2, rank)) for rank in (0, 1, 2)), view(3, other))
+
+        assert "rank 3 has not come to #2 split_group of [0-3] into [0,1] [2] nccl" in " ".join(text.split())
+        assert "waiting for 120 s: #2 split_group of [2,3] into [2] [3] nccl at train.py:2 main" in text
 
     def test_outsider_that_a_split_waits_for(self):
         """To a split of a bound world every rank comes, to other groups only the members."""

@@ -582,10 +582,13 @@ def _apart(name: str, splitting: Splitting) -> str:
     return part_name(name, part) if split is not None and len(split.parts) > 1 else name
 
 
+_BETWEEN = ("torchcommshim", "torch._dynamo", "contextlib")
+
+
 def _is_called_by_mesh() -> bool:
-    """The innermost caller that is not ours is torch's DeviceMesh."""
+    """The innermost caller is torch's DeviceMesh, beside ourselves and what keeps us from being compiled."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("torchcommshim"):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") == "torch.distributed.device_mesh"
 

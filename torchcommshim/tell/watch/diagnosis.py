@@ -339,8 +339,10 @@ def _split_apart(job: Job) -> str | None:
 
 
 def _names_apart(job: Job) -> str | None:
-    """The first split group to which its ranks have given different names."""
+    """A split that ranks wait in, and in which they have given one of the new groups different names."""
     for makers in _splits(job):
+        if not any(job.waiting.get(rank) == seen for rank, seen in makers):
+            continue
         named_by: dict[str, tuple[int, Seen]] = {}
         for rank, seen in makers:
             first = named_by.setdefault(seen.ranks, (rank, seen))
