@@ -339,7 +339,7 @@ class TestLimit:
             (place("barrier", WORLD._replace(begun=2, timeout_s=None)), None),
             (place("barrier", WORLD._replace(begun=None)), 1440.0),
             (place("destroy_process_group"), 120.0),
-            (place("split_group"), 120.0),
+            (place("split_group"), None),
             (place("new_group", inside=["new_group", "_new_process_group_helper"]), None),
             (place("new_group", inside=["new_group", "_store_based_barrier"]), 120.0),
             (place("work.wait()", WORLD, inside=[]), 1440.0),

@@ -13,10 +13,10 @@ from torchcommshim.tell.watch.views import LOCKED, SILENT, STOPPED, End, View
 
 _SHARE = 0.8  # of a group's time-out, so that the report is there before torch ends the job
 _CREATIONS = frozenset(
-    ("init_process_group", "new_group", "_new_group_with_tag", "_new_process_group_helper")
+    ("init_process_group", "new_group", "split_group", "_new_group_with_tag", "_new_process_group_helper")
 )
 _BARRIER = "_store_based_barrier"  # at the end of a creation
-_AS_CREATIONS = frozenset(("split_group", "destroy_process_group", "_shutdown_backend"))
+_AS_CREATIONS = frozenset(("destroy_process_group", "_shutdown_backend"))
 _RECEIVES = frozenset(("recv", "irecv", "recv_object_list"))
 _SENDS = frozenset(("send", "isend", "send_object_list"))
 _WAITING = re.compile(r"[\w.\[\]]*\.(?:wait|synchronize)\(|\w*store\w*\.(?:get|wait)\(")
