@@ -309,7 +309,7 @@ class Watcher:
             self._askers[number] = asker
             self._line.send({"where": number})
         else:
-            asker.send({"view": self._view()})
+            asker.send({"view": self._view(with_stack=self._hub_at is not None)})
             self._excuse(asker)
 
     def _excuse(self, asker: Line) -> None:
