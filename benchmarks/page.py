@@ -58,6 +58,16 @@ Beside a real creation this is little: on the GPU machine below, making one of M
 once takes {real} ms of wall-clock time in the fastest way that was measured. The goal is a share of that.
 """
 
+WAITS = """\
+Each rank has a thread that looks every {period:g} s where the rank is (docs/hangs.md). Processor time of one
+look in a process that poses as a rank, whose main thread waits in a collective beneath 20 frames; a median.
+
+{looks}
+From the question `torchcommshim where` to the picture, of a job whose ranks wait in groups of 8: one real
+watcher, which is the hub, and one process that stands in for those of all other ranks.
+
+{answers}"""
+
 BRING_UP = """\
 Megatron's groups (82 creations on 8 ranks, 57 on 4), from `init_process_group` until each has been used once:
 the slowest rank's time, and the GPU memory that the communicators took. The ranks share a GPU where there are
@@ -111,6 +121,7 @@ def text(results: Results) -> str:
         ("Start of Python", "start", _start),
         ("Importing torch", "import", _import),
         ("A creation", "creation", partial(_creation, real_us=_real_creation_us(results))),
+        ("Where every rank is", "waits", _waits),
         ("Start of a job on real NCCL", "gpu-bring-up", _bring_up),
         ("A training step", "training", _training),
         ("A training step on GPUs", "gpu-training", _training),
@@ -222,6 +233,34 @@ def _real_creation_us(results: Results) -> float | None:
     ways = [way for result in found for way in result["ways"].values()]
     taken = [way["groups"]["median"] + way["use"]["median"] for way in ways if way["use"]["count"]]
     return min(taken) / BRING_UP_GROUPS * 1e6 if taken else None
+
+
+def _waits(result: Mapping[str, Any]) -> str:
+    period_s = result["period_s"]
+    looks = [
+        (
+            f"{int(groups):,}",
+            *(_number(of[name]) for name in ("moves", "waits", "asked")),
+            f"{of['waits'] / period_s / 1e4:.2g}",
+        )
+        for groups, of in result["looks_us"].items()
+    ]
+    head = (
+        "groups of the rank",
+        "µs, if it moves",
+        "µs, if it waits",
+        "µs, if somebody asks",
+        "% of a core, waiting",
+    )
+    answers = [
+        (f"{int(ranks):,}", *(f"{of[name]:.2f}" for name in ("answers", "picture")))
+        for ranks, of in result["where_s"].items()
+    ]
+    return WAITS.format(
+        period=period_s,
+        looks=_table(head, looks),
+        answers=_table(("ranks", "s, to the last answer", "s, to the picture"), answers),
+    )
 
 
 def _start(result: Mapping[str, Any]) -> str:

@@ -34,7 +34,8 @@ from environments import ROOT
 from sampling import progress
 
 DOCS = ROOT / "docs"
-CPU = ("start", "import", "creation", "scale", "training")
+CPU = ("start", "import", "creation", "waits", "scale", "training")
+WITHOUT_TORCH = {"start", "waits"}
 GPU = ("gpu-bring-up", "gpu-training", "gpu-p2p")
 
 
@@ -75,8 +76,9 @@ def main() -> None:
         parser.error(f"no such part: {', '.join(unknown)}")
     if not args.out and find_spec("matplotlib") is None:
         parser.error("docs/ gets a plot: install matplotlib (the extra `bench`), or give --out")
-    if find_spec("torch") is None and {*names} - {"start"}:
-        parser.error(f"all parts but start need torch, and {sys.executable} has none")
+    if find_spec("torch") is None and {*names} - WITHOUT_TORCH:
+        free = " and ".join(sorted(WITHOUT_TORCH))
+        parser.error(f"all parts but {free} need torch, and {sys.executable} has none")
     if args.add:
         write(read(args.add))
     for name in names:
@@ -91,7 +93,7 @@ def take(name: str, args: argparse.Namespace) -> dict[str, Any]:
     limit = {"seconds": args.seconds} if args.seconds and name.endswith(("training", "up", "p2p")) else {}
     result = {**about(), **part(name)(args.quick, **limit)}
     key = f"{name}, torch {result['torch']}"
-    if name == "start":  # has nothing to do with torch
+    if name in WITHOUT_TORCH:
         key = name
         del result["torch"]
     gpus = len(result.get("machine", {}).get("gpus", ()))

@@ -19,6 +19,7 @@ import point_to_point
 import ranks
 import sampling
 import scale
+import waits
 from environments import printed_by
 
 from torchcommshim.repair import splits
@@ -163,6 +164,16 @@ def test_hang_report_is_measured(monkeypatch):
     measured = [hang_report.creation_us(8), *hang_report.report_s(4)]
 
     assert [value > 0 for value in measured] == [True] * 3
+
+
+@pytest.mark.once
+@pytest.mark.skipif(sys.platform != "linux", reason="the hang report works on Linux only")
+def test_waits_are_measured():
+    """A look costs something, more where somebody asks, and a question brings the picture of all ranks."""
+    looks, took = waits.look_us(8, 20), waits.where_s(4)
+
+    assert 0 < looks["moves"] < looks["waits"] < looks["asked"]
+    assert 0 < took["answers"] <= took["picture"]
 
 
 # -- the page ------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `torchcommshim verify | doctor | explain | run | path`."""
+"""The command line: `torchcommshim verify | doctor | explain | where | run | path`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from typing import Sequence
 
 import torchcommshim
-from torchcommshim.commands import doctor, environment, explain, verify
+from torchcommshim.commands import doctor, environment, explain, verify, where
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     explain.add_arguments(explaining)
     explaining.set_defaults(action=explain.main)
+
+    looking = commands.add_parser("where", help="say where every rank of a running job is")
+    where.add_arguments(looking)
+    looking.set_defaults(action=where.main)
 
     running = commands.add_parser("run", help="run a command with the shim", usage="%(prog)s -- COMMAND ...")
     running.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND ...")

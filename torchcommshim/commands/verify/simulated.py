@@ -172,6 +172,7 @@ class SimulatedNCCL:
         self._rank = rank
         self._size = size
         self._seat: Seat | None = None
+        self._collectives = 0
         self._pairs: dict[int, Seat] = {}
         self._splits = 0
         self._used = False
@@ -193,6 +194,9 @@ class SimulatedNCCL:
 
     def _set_sequence_number_for_group(self) -> None:
         pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._collectives
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.options._timeout = timeout
@@ -268,6 +272,11 @@ class SimulatedNCCL:
 
     # Collectives.
 
+    def _begun(self) -> Seat:
+        """A collective begins: as NCCL's, it is counted before its group connects."""
+        self._collectives += 1
+        return self._communicator()
+
     def _exchange(
         self, seat: Seat, label: str, tensor: torch.Tensor | None, finish: Callable[[list[bytes]], None]
     ) -> SimulatedWork:
@@ -282,12 +291,12 @@ class SimulatedNCCL:
         def finish(payloads: list[bytes]) -> None:
             tensor.copy_(reduce(torch.stack([_unpack(payload) for payload in payloads])))
 
-        return self._exchange(self._communicator(), "allreduce", tensor, finish)
+        return self._exchange(self._begun(), "allreduce", tensor, finish)
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork:
         (tensor,) = tensors
         root = options.rootRank
-        seat = self._communicator()
+        seat = self._begun()
 
         def finish(payloads: list[bytes]) -> None:
             tensor.copy_(_unpack(payloads[root]))
@@ -303,7 +312,7 @@ class SimulatedNCCL:
             for place, payload in zip(output, payloads):
                 place.copy_(_unpack(payload))
 
-        return self._exchange(self._communicator(), "allgather", tensor, finish)
+        return self._exchange(self._begun(), "allgather", tensor, finish)
 
     def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, options: Any = None) -> SimulatedWork:
         """All-gather into one tensor."""
@@ -341,7 +350,7 @@ class SimulatedNCCL:
         return self.reduce_scatter_single(output, tensor, options)
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
-        return self._exchange(self._communicator(), "barrier", None, lambda payloads: None)
+        return self._exchange(self._begun(), "barrier", None, lambda payloads: None)
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> SimulatedWork:
         return self._exchange(self._pair(peer), "point to point", tensors[0], lambda payloads: None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,6 +25,7 @@ from torchcommshim.tell.watch.views import (
     Seen,
     View,
 )
+from torchcommshim.tell.watch.waits import doing
 
 _WIDTH = 110
 _LINES = 20  # of ranks, and not more
@@ -53,6 +54,8 @@ class Job:
         claims: processes that say to be a rank which another one says to be as well, and those others.
         others: of other worlds that meet in the same store, one process each.
         earlier: one of a world that was made over the same store before.
+        late: ranks that have waited for too long.
+        asked: the ranks that are of interest; all of them if empty.
     """
 
     size: int
@@ -63,12 +66,14 @@ class Job:
     claims: Sequence[Claim] = ()
     others: Sequence[Claim] = ()
     earlier: Claim | None = None
+    late: Iterable[int] = ()
+    asked: Collection[int] = ()
 
     @cached_property
     def unheard(self) -> list[int]:
         """Ranks of which nothing is known."""
         known = {*self.views, *self.ended, *self.silent}
-        return [rank for rank in range(self.size) if rank not in known]
+        return [rank for rank in self.asked or range(self.size) if rank not in known]
 
     @cached_property
     def waiting(self) -> dict[int, Seen]:
@@ -156,17 +161,19 @@ def _states(job: Job) -> Iterator[tuple[str, list[int]]]:
     for _, view in sorted(job.views.items()):
         last = view.waits or (view.seen[-1] if view.seen else None)
         group = waiting if view.waits else elsewhere
-        group[(last.number, last.site, last.same, view.inside) if last else (-1,)].append(view)
+        now = "" if view.waits or not view.places else f"; now {doing(view)}"
+        group[(last.number, last.site, last.same, view.inside, now) if last else (-1, now)].append(view)
     for _, views in sorted(waiting.items(), key=_by_number_and_rank):
         seen = [view.waits for view in views if view.waits]
         where = f" in {views[0].inside}" if views[0].inside else ""
         yield f"waiting for {max(each.began for each in seen):.0f} s{where}: {_text(seen[0])}", _ranks(views)
     for key, views in sorted(elsewhere.items(), key=_by_number_and_rank):
-        if key == (-1,):
-            yield "elsewhere, no creation yet", _ranks(views)
+        now = key[-1]
+        if key[0] == -1:
+            yield f"elsewhere, no creation yet{now}", _ranks(views)
         else:
             ago = min(view.seen[-1].ended or 0.0 for view in views)
-            yield f"elsewhere, returned {ago:.0f} s ago: {_text(views[0].seen[-1])}", _ranks(views)
+            yield f"elsewhere, returned {ago:.0f} s ago: {_text(views[0].seen[-1])}{now}", _ranks(views)
     how: dict[str, list[int]] = defaultdict(list)
     for rank, end in sorted(job.ended.items()):
         how[_ending(end)].append(rank)
@@ -446,7 +453,9 @@ def _has_made(creation: Seen, made: Sequence[Seen | None]) -> bool:
 
 
 def _look(view: View) -> str:
-    """How to see where a rank is, unless it waits in a creation too."""
+    """Where a rank is, or how to see that, unless it waits in a creation too."""
+    if view.places and not view.waits:
+        return f" Rank {view.rank}: {doing(view)}."
     return (
         ""
         if view.waits

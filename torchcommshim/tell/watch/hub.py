@@ -16,6 +16,11 @@ What is sent, `->` to the hub:
 | <- limit_s                              | to all, when all have returned: the next must be later still  |
 | <-> bye: an `End`                       | the rank has ended; also from the hub, of its own             |
 | <- ended: {rank: an `End`}              | to the successor                                              |
+| -> where: a number                      | this rank's user asks where all ranks are                     |
+| <- show: a number                       | to all, upon that                                             |
+| -> shown: that number, and view         | the answer                                                    |
+| <- where: the asker's number, and view  | the answers, as they come                                     |
+| <- where: that number, and done         | no more answers come; who has ended, and who is silent        |
 
 The hub of one world over a store may visit that of another; so may the watcher of a rank that cannot come:
 
@@ -32,9 +37,11 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Callable
 
 from torchcommshim.ranges import named
+from torchcommshim.tell.watch.inquiry import Inquiry
 from torchcommshim.tell.watch.views import GONE, MUTE, REFUSED, UNKNOWN, UNREACHED, Claim, End, Seen, View
 from torchcommshim.tell.watch.wire import Line, Message
 
@@ -57,6 +64,7 @@ class Hub:
     Attributes:
         limit_s: after how many seconds a creation is late.
         token: that whoever connects has to know.
+        ended: ranks whose process has ended.
     """
 
     def __init__(self, selector: selectors.BaseSelector, listener: socket.socket, orders: Message) -> None:
@@ -71,20 +79,23 @@ class Hub:
         self._guests: dict[Line, Claim] = {}  # ranks of other worlds over the same store
         self._earlier: Claim | None = None  # of a world that was over the same store before
         self._successor: Message | None = None
-        self._ended: dict[int, End] = {}
+        self.ended: dict[int, End] = {}
         self._views: dict[int, View] = {}
         self._asked = 0.0  # when, on the monotonic clock; 0: nobody is late, or all was said
         self._late: set[int] = set()  # ranks that are to be reported
+        self._in_creation = True  # what was reported last
         self._waiting: set[int] = set()  # of the ranks in the report, those that wait still
         self._news: list[int] = []  # ranks, of all, that have ended since
         self._news_at = 0.0
+        self._inquiries: dict[int, Inquiry] = {}
+        self._numbers = count()
         listener.setblocking(False)
         selector.register(listener, selectors.EVENT_READ, self._accept)
 
     @property
     def is_busy(self) -> bool:
         """It has something to do soon."""
-        return bool(self._asked or self._news)
+        return bool(self._asked or self._news or self._inquiries)
 
     def tick(self) -> None:
         """To be called now and then, soon if it `is_busy`."""
@@ -96,15 +107,18 @@ class Hub:
         if self._asked and (now > self._asked + _ANSWER_S or self._lines.keys() <= self._views.keys()):
             self._print_report()
         if self._news and now > self._news_at + _NEWS_S:
-            end = self._ended[self._news[0]]
+            end = self.ended[self._news[0]]
             say(f"hang report: since then, {named(self._news)}: {end.how}, at {end.at}")
             self._news, self._news_at = [], 0.0
+        over = [number for number, each in self._inquiries.items() if each.is_over(self.ended)]
+        for number in over:
+            self._inquiries.pop(number).close(self.ended)
 
     def note_end(self, rank: int, end: End) -> None:
         """A rank has ended; the first that is said of it stays."""
-        if rank in self._ended:
+        if rank in self.ended:
             return
-        self._ended[rank] = end
+        self.ended[rank] = end
         self._tell_successor()
         if self._waiting or self._news:
             self._news.append(rank)
@@ -167,7 +181,7 @@ class Hub:
             self._admit(line, message, self._doubles)
             return
         self._lines[rank], self._hellos[rank] = line, message
-        self._ended.pop(rank, None)
+        self.ended.pop(rank, None)
         line.heard = lambda _, heard: self._hear(rank, heard)
         line.lost = lambda _: self._lose(rank)
         line.send({"welcome": self._own_rank})
@@ -202,8 +216,8 @@ class Hub:
         self._tell_successor()
 
     def _tell_successor(self) -> None:
-        if self._successor and self._ended:
-            self._lines[self._successor["rank"]].send({"ended": self._ended})
+        if self._successor and self.ended:
+            self._lines[self._successor["rank"]].send({"ended": self.ended})
 
     def _lose(self, rank: int) -> None:
         self._lines.pop(rank, None)
@@ -220,8 +234,15 @@ class Hub:
     def _hear(self, rank: int, message: Message) -> None:
         if "late" in message:
             self._late.add(rank)
+        elif "shown" in message:
+            if message["shown"] in self._inquiries:
+                self._inquiries[message["shown"]].answer(rank, message["view"])
         elif "view" in message:
             self._views[rank] = View.of(message["view"])
+        elif "where" in message:
+            number = next(self._numbers)
+            self._inquiries[number] = Inquiry(self._lines[rank], message["where"], set(self._lines))
+            self.tell({"show": number})
         elif "returned" in message:
             self._late.discard(rank)
             if rank in self._waiting:
@@ -233,18 +254,26 @@ class Hub:
 
     def _print_report(self) -> None:
         self._asked = 0.0
-        silent = self._lines.keys() - self._views.keys() - self._ended.keys()
-        waiting = {rank for rank, view in self._views.items() if view.waits}
-        if waiting:  # else it has returned in the meantime
+        silent = self._lines.keys() - self._views.keys() - self.ended.keys()
+        created = {rank for rank, view in self._views.items() if view.waits}
+        waiting = created | {rank for rank, view in self._views.items() if view.place and view.place.call}
+        if waiting & self._late or created:  # else it has returned in the meantime
             ranks = {claim.rank for claim in self._doubles.values()} & self._hellos.keys()
             claims = [*(Claim.of(self._hellos[rank]) for rank in sorted(ranks)), *self._doubles.values()]
             met = {"claims": claims, "others": list(self._guests.values()), "earlier": self._earlier}
-            say_report(self._size, self._views, self._ended, silent, **met)
+            late = self._late & waiting
+            say_report(self._size, self._views, self.ended, silent, late=late, **met)
             self.tell({"reported": True})
+        else:
+            waiting = set()
+        self._in_creation = bool(created)
         self._waiting, self._late = waiting, set()
 
     def _resume(self, after_s: float) -> None:
         """A false alarm, or a slow network: the next one is given twice the time."""
+        if not self._in_creation:
+            say(f"hang report: the wait has ended on all ranks that waited, after {after_s:.0f} s")
+            return
         say(
             f"hang report: the creation has ended on all ranks that waited, after {after_s:.0f} s. "
             f"From now on one is reported after {2 * self.limit_s:g} s."
@@ -284,9 +313,10 @@ def time_of_day() -> str:
 
 def say_report(*known: Any, **more: Any) -> None:
     """Say what a `diagnosis.Job` of these values amounts to."""
-    from torchcommshim.tell.watch.diagnosis import Job, report
+    from torchcommshim.tell.watch import diagnosis, picture
 
-    say(report(Job(*known, **more)))
+    job = diagnosis.Job(*known, **more)
+    say(diagnosis.report(job) if job.waiting else picture.report(job))
 
 
 def say_alone(view: View, rendezvous: Sequence[Any]) -> None:

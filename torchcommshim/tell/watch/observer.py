@@ -124,7 +124,7 @@ class Watch:
         self._session = None
         self._sorts, self._struck = set(), []
         if call.shared and call.world_size > 1 and sys.platform == "linux" and _has_python():
-            self._session = Session(rendezvous, self._report)
+            self._session = Session(rendezvous, self._report, getattr(self._state, "c10d", None))
 
     def _connect(self, rendezvous: Rendezvous) -> Any:
         """A client of its own to the store that `init_process_group` is still making."""

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank writes down of its creations, and its watcher reads: a piece of memory that both map.
+"""What a rank writes down of itself, and its watcher reads: a piece of memory that both map.
 
 The last few creations have a slot each: when it ended, and the call with when it began.  One that has not
 ended keeps its slot, so creations may nest, and threads may make them.  A call carries a checksum: a reader
 that meets the writer half-way sees that it does not fit, and looks again.  When it ended is one number,
-written at once; what the slot's last call has left there is older than the call.
+written at once; what the slot's last call has left there is older than the call.  Two more slots are for
+what is known of the world, and for where the rank was at the sampler's last look; when that was stands where
+a creation's end does.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import adler32
 
+from torchcommshim.tell.watch.places import Sample
+
 if TYPE_CHECKING:
     from torchcommshim.repair.calls import Call
 
 _CREATIONS = 8  # how many are kept
-_FACTS = _CREATIONS  # the slot after theirs
+_FACTS, _SAMPLE = _CREATIONS, _CREATIONS + 1  # the slots after theirs
+_SLOTS = _CREATIONS + 2
 _ENDED = struct.Struct("d")
 _HEAD = struct.Struct("II")  # checksum of the payload, and its length; after when it ended
 _TEXTS = 8192  # bytes of a slot for names and paths, beside the ranks
@@ -73,7 +78,7 @@ class Record:
     def __init__(self, world_size: int) -> None:
         self.descriptor = memory_file("record")
         self._slot_size = _slot_size(world_size)
-        os.ftruncate(self.descriptor, (_FACTS + 1) * self._slot_size)
+        os.ftruncate(self.descriptor, _SLOTS * self._slot_size)
         self._memory = mmap.mmap(self.descriptor, 0)
         self._ends = memoryview(self._memory).cast("d")
         self._lock = threading.RLock()  # a signal's handler may make a group in the thread that is writing
@@ -114,6 +119,15 @@ class Record:
         with self._lock:
             self._write(_FACTS, (bound, [tuple(each) for each in struck]))
 
+    def sample(self, sample: tuple[Any, ...]) -> bool:
+        """Note where the rank is, `Sample.plain`, if it fits: did it?"""
+        with self._lock:
+            return self._write(_SAMPLE, sample)
+
+    def beat(self) -> None:
+        """The sampler has looked."""
+        self._ends[_SAMPLE * self._slot_size // _ENDED.size] = time.monotonic()
+
     def _write(self, slot: int, content: tuple[Any, ...]) -> bool:
         """Write `content`, if it fits: did it?"""
         payload = marshal.dumps(content, _FORMAT)
@@ -152,6 +166,15 @@ class Reader:
         """What `Record.facts` was told last."""
         bound, struck = self._read(_FACTS) or (False, [])
         return bound, [Struck(*each) for each in struck]
+
+    def sample(self) -> Sample:
+        """Where the rank was when its sampler looked last; it may have moved on since."""
+        content = self._read(_SAMPLE)
+        return Sample.of(content) if content else Sample()
+
+    def beaten(self) -> float:
+        """When the sampler has looked last, on the host's monotonic clock; 0 if it never has."""
+        return float(_ENDED.unpack_from(self._memory, _SAMPLE * self._slot_size)[0])
 
     def _read(self, slot: int) -> tuple[Any, ...] | None:
         """What the slot holds; None if it was never written, or never seen whole."""

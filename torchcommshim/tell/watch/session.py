@@ -18,7 +18,7 @@ from typing import Any
 import torchcommshim
 from torchcommshim.repair.rendezvous import Rendezvous
 from torchcommshim.tell.report import Report
-from torchcommshim.tell.watch import hubs, stacks
+from torchcommshim.tell.watch import hubs, sampler, stacks
 from torchcommshim.tell.watch.process import started
 from torchcommshim.tell.watch.record import Record, above_streams
 from torchcommshim.tell.watch.views import EXITED
@@ -41,17 +41,32 @@ class Session:
         record: what the watcher reads.
     """
 
-    def __init__(self, rendezvous: Rendezvous, current: Report) -> None:
+    def __init__(self, rendezvous: Rendezvous, current: Report, c10d: Any = None) -> None:
         self.record = Record(rendezvous.size)
         self._size = rendezvous.size
+        bell, theirs = map(_above_streams, socket.socketpair())
         try:
-            self._starter, wire, orders = _begin(self.record, rendezvous, current)
+            self._starter, wire, orders = _begin(self.record, rendezvous, current, theirs)
+        except BaseException:
+            bell.close()
+            raise
         finally:
+            theirs.close()
             os.close(self.record.descriptor)  # it stays mapped
-        weakref.finalize(self, _part, self._starter, wire, os.getpid())
         self._wire, self._mine = wire, orders["mine"]
         self._lock, self._has_joined = threading.Lock(), False
+        period_s = min(sampler.PERIOD_S, current.settings.hang_report_s / 4)
+        self._sampler = sampler.Sampler(
+            self.record,
+            c10d,
+            bell,
+            period_s,
+            lambda error: current.failed("the hang report's sampler", error),
+        )
+        weakref.finalize(self, _part, self._starter, wire, self._sampler, os.getpid())
         _tell(wire, orders)
+        if sampler.is_possible():
+            self._sampler.start()
 
     def join(self, store: Any) -> None:
         """Tell the watcher where the job's hub is, which is found through `store`, the world's; once."""
@@ -76,7 +91,7 @@ class Session:
 
 
 def _begin(
-    record: Record, rendezvous: Rendezvous, current: Report
+    record: Record, rendezvous: Rendezvous, current: Report, bell: socket.socket
 ) -> tuple[subprocess.Popen[bytes], socket.socket, dict[str, Any]]:
     """What starts the watcher, the connection to its stdin, and what it is to be told first."""
     stack = stacks.offer()
@@ -92,6 +107,7 @@ def _begin(
             "addresses": addresses,
             "port": listener.getsockname()[1],
             "token": os.urandom(16).hex(),
+            "label": os.urandom(4).hex(),  # what people call it, which is no secret
         }
         orders = {
             "mine": mine,
@@ -102,12 +118,25 @@ def _begin(
             "pid": os.getpid(),
             "started": started(os.getpid()),
             "record": record.descriptor,
+            "bell": bell.fileno(),
+            "command": _command(),
             "stack": stack,
             "torch": current.torch_version,
             "strategy": current.settings.strategy,
         }
-        inherited = [listener.fileno(), record.descriptor, *([stack.descriptor] if stack else [])]
+        inherited = [
+            listener.fileno(),
+            record.descriptor,
+            bell.fileno(),
+            *([stack.descriptor] if stack else []),
+        ]
         return (*_start(inherited), orders)
+
+
+def _command() -> str:
+    """What the user has started, for a list of jobs."""
+    words = [os.path.basename(word) for word in sys.argv[:1]] + sys.argv[1:4]
+    return " ".join(words)[:100]
 
 
 def _listen(host: str, port: int) -> tuple[socket.socket, list[str]]:
@@ -188,12 +217,14 @@ def _stderr() -> int:
     return subprocess.DEVNULL
 
 
-def _part(starter: subprocess.Popen[bytes], wire: socket.socket, pid: int) -> None:
+def _part(starter: subprocess.Popen[bytes], wire: socket.socket, looking: sampler.Sampler, pid: int) -> None:
     """Tell the watcher how this process ends, upon which it ends too."""
     if os.getpid() != pid:
+        looking.leave()
         starter.returncode = 0  # it is no child of this fork, which has nothing to wait for
         wire.close()
         return
+    looking.stop()
     error = getattr(sys, "last_value", None)  # what has ended the program, if something has
     how = f"{EXITED} after {type(error).__name__}: {error}".partition("\n")[0][:200] if error else EXITED
     try:

@@ -17,6 +17,7 @@ import signal
 import time
 from typing import NamedTuple
 
+from torchcommshim.tell.watch.places import Place
 from torchcommshim.tell.watch.process import started
 from torchcommshim.tell.watch.record import memory_file
 
@@ -108,6 +109,19 @@ def called(frame: str) -> str:
     file, _, rest = frame.rpartition(":")
     call = re.search(r"(\w+)\(", linecache.getline(file, int(rest.partition(" ")[0])))
     return call[1] if call else ""
+
+
+def written(place: Place) -> str:
+    """The call in progress in the innermost frame, as its file has it; the line if Python tells no more."""
+    if not place.stack:
+        return ""
+    file, _, rest = place.stack[0].rpartition(":")
+    if not place.span:
+        return linecache.getline(file, int(rest.partition(" ")[0])).strip()
+    first, last, column, end = place.span
+    if first != last:
+        return linecache.getline(file, first).strip()
+    return linecache.getline(file, first).encode()[column:end].decode(errors="replace")
 
 
 def _handles(pid: int, number: int) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torchcommshim.tell.watch.places import Group, Place
 from torchcommshim.tell.watch.record import Struck
 
 # How a rank's process has ended.
@@ -16,6 +17,10 @@ RENDEZVOUS = "the rendezvous"  # for `View.inside`
 
 # What comes of connecting to a store that a rank has not reached.
 UNKNOWN, REFUSED, UNREACHED, MUTE = "unknown", "refused", "unreached", "mute"
+# What keeps a rank from saying where it is.
+STOPPED = "stopped"
+LOCKED = "holds Python's global lock"
+SILENT = "does not run"
 
 
 class Seen(NamedTuple):
@@ -104,6 +109,10 @@ class View(NamedTuple):
         inside: what torch has called there, e.g. `perform_nocolor_split`.
         torch, strategy: torch's version, and the shim's strategy.
         job: see `Claim`.
+        places: where its threads are, the main one first.
+        counts: its groups with the most collectives, if those of the places do not tell enough.
+        state: STOPPED, LOCKED or SILENT; empty for a rank that runs, or waits with the lock free.
+        aged: seconds since it said where it is, if it does not say now.
     """
 
     rank: int
@@ -117,16 +126,28 @@ class View(NamedTuple):
     torch: str = ""
     strategy: str = ""
     job: Mapping[str, str] = {}
+    places: Sequence[Place] = ()
+    counts: Sequence[Group] = ()
+    state: str = ""
+    aged: float = 0.0
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> View:
         """What was sent as a list."""
         view = cls(*values)
         return view._replace(
-            seen=[Seen(*each) for each in view.seen], struck=[Struck(*each) for each in view.struck]
+            seen=[Seen(*each) for each in view.seen],
+            struck=[Struck(*each) for each in view.struck],
+            places=[Place.of(each) for each in view.places],
+            counts=[Group(*each) for each in view.counts],
         )
 
     @property
     def waits(self) -> Seen | None:
         """The creation that has not returned; of several, the first."""
         return next((each for each in self.seen if each.ended is None), None)
+
+    @property
+    def place(self) -> Place | None:
+        """Where it is: the main thread, or one that is in torch.distributed while the main one is not."""
+        return next((each for each in self.places if each.call), self.places[0] if self.places else None)

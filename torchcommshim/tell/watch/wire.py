@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between watchers: JSON objects, one a line, over TCP connections that never block."""
+"""Messages between watchers: JSON objects, one a line, over connections that never block."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Line:
     ) -> None:
         self._selector, self._socket = selector, connection
         self.heard, self.lost = heard, lost
-        self._incoming, self._outgoing = b"", b""
+        self._incoming, self._outgoing = b"", bytearray()
         self._open = True
         connection.setblocking(False)
-        # The other host may vanish without a word.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        if connection.family != socket.AF_UNIX:  # the other host may vanish without a word
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         selector.register(connection, selectors.EVENT_READ, self._ready)
 
     @classmethod
@@ -99,7 +99,7 @@ class Line:
 
     def _write(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
+            del self._outgoing[: self._socket.send(self._outgoing)]
         if not self._outgoing:
             self._selector.modify(self._socket, selectors.EVENT_READ, self._ready)
 
