@@ -305,8 +305,7 @@ class Shim:
         source, plan = original(*args, **kwargs), _under_way.frame
         if source is None or not isinstance(plan, Plan) or plan.decision.remedy == NONE:
             return source
-        if plan.decision.defects:  # groups of a stripped world are kept apart, which is no repair
-            self._guarded(self._count, plan)
+        self._guarded(self._count, plan)
         return None if self.acts and plan.decision.remedy == INDEPENDENT else source
 
     def _site(self) -> str:
@@ -373,10 +372,11 @@ class Shim:
 
     def _plan(self, call: Call, memory: Memory, args: Args, kwargs: Kwargs) -> Plan | None:
         device = self.state.world.bound_device_id
-        if call.kind != LOCAL and device is None and not self.traits.split_tests_size and not memory.stripped:
-            return None  # whatever the backends are, which may be of a kind that answers no questions
+        may_split = device is not None or (self.traits.split_tests_size and len(call.ranks) == memory.size)
+        if call.kind != LOCAL and not (may_split or memory.shared or memory.stripped):
+            return None  # nobody to be kept apart from, over backends that may answer no questions
         # Of its ranks, a decision depends on their number alone; a test holds the policy to that.
-        sort = (call.kind, call.backend, device, memory.stripped, len(call.ranks), self.strategy)
+        sort = (call.kind, call.backend, device, len(call.ranks), self.strategy)
         if sort not in memory.decided:
             memory.decided[sort] = self._decide(call, memory)
         decided = memory.decided[sort]
@@ -392,24 +392,25 @@ class Shim:
         return plan
 
     def _decide(self, call: Call, memory: Memory) -> tuple[Creation, Decision] | None:
-        creation = self.state.describe(call.kind, call.ranks, call.backend, stripped=memory.stripped)
+        creation = self.state.describe(call.kind, call.ranks, call.backend)
         decision = decide(creation, self.traits, self.strategy)
         return None if decision == NOTHING else (creation, decision)
 
     def _changes(self, plan: Plan) -> dict[str, Any]:
         """The helper's arguments that the decision replaces."""
         changes: dict[str, Any] = {}
+        get = partial(self.helper.get, plan.args, plan.kwargs)
         if plan.decision.remedy == SPLIT_NOW:
             changes["device_id"] = self.state.world.bound_device_id
         if plan.decision.unbind:
             changes["device_id"] = None
         if plan.decision.remedy == INDEPENDENT:
             options = "backend_options" if "backend_options" in self.helper else "pg_options"
-            _clear_split_source(self.helper.get(plan.args, plan.kwargs, options))
-        if plan.decision.remedy != NONE and plan.creation.kind == COLLECTIVE:
-            # Ranks may each name their own group in one call.  Split by colour that works; what then
-            # connects through the store, here the group or later its pairs, needs keys of its own.
-            store = self.helper.get(plan.args, plan.kwargs, "store")
+            _clear_split_source(get(options))
+        if plan.decision.apart and get("group_rank") is not None:  # others do not use it
+            # Ranks may each name their own group in one call.  Split by colour that works; what
+            # connects through the store, now the group or later its pairs, needs keys of its own.
+            store = get("store")
             prefix = f"{PREFIX}/{_digest(plan.ranks)}"
             changes["store"] = self.state.c10d.PrefixStore(prefix, store)
         return changes
@@ -459,7 +460,7 @@ class Shim:
         shape = (len(split.ranks), split.partial, len(split.parts) > 1, split.by_mesh, split.even)
         sort = (SPLIT, call.backend, device, memory.stripped, *shape)
         if sort not in memory.decided:
-            creation = self.state.describe(SPLIT, (), call.backend, stripped=memory.stripped, split=split)
+            creation = self.state.describe(SPLIT, (), call.backend, split=split)
             decision = decide(creation, self.traits, self.strategy)
             memory.decided[sort] = None if decision == NOTHING else (creation, decision)
         decided = memory.decided[sort]
