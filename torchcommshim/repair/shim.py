@@ -163,6 +163,7 @@ class Memory:
         splits: how often each group has been split, by its name.
         numbers: of the creations on this rank; the world's own is 0.
         decided: the first creation of each sort, and what is done about all of it; None for nothing.
+        unconfirmed: its ranks are yet to compare what they have posted.
     """
 
     rank: int
@@ -170,6 +171,7 @@ class Memory:
     store: Any
     shared: bool
     stripped: bool = False
+    unconfirmed: World | None = None
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
     known: KnownGroups = field(default_factory=KnownGroups)
     seen_by: Any = None
@@ -226,8 +228,10 @@ class Shim:
         if world.stripped:
             self._guarded(self._note_stripped)
             self._guarded(self.worlds.keep_device, world)
-        if world.post is not None:
+        if world.post is not None and world.bound:
             self.worlds.confirm(world, world.post)
+        elif world.post is not None:
+            self._guarded(self._note_unconfirmed, world)
         return result
 
     def _mark_group(self, form: CallForm, original: Original, args: Args, kwargs: Kwargs) -> Any:
@@ -288,6 +292,7 @@ class Shim:
         plan = self._guarded(self._plan, call, memory, args, kwargs)
         if plan is not None:
             args, kwargs = plan.args, plan.kwargs
+            self._confirm(memory)
         told = (self.observers, call, memory.store, original, args, kwargs)
         result = _within(plan, observed, told, {})
         if plan is not None and self.acts and plan.decision.remedy == SPLIT_NOW:
@@ -318,6 +323,18 @@ class Shim:
         if self.state.world is not None:
             memory = self._memory(self.state.world)
             memory.seen_by, memory.known.complete = self, True
+
+    def _confirm(self, memory: Memory) -> None:
+        """Compare with the other ranks, in a world that was made without: before the first change.
+
+        Such a world may not wait for all ranks, and needs no comparison while it makes no group.
+        """
+        world, memory.unconfirmed = memory.unconfirmed, None
+        if world is not None and world.post is not None and self.acts:
+            self.worlds.confirm(world, world.post)
+
+    def _note_unconfirmed(self, world: World) -> None:
+        self._memory(self.state.world).unconfirmed = world
 
     def _note_stripped(self) -> None:
         self._memory(self.state.world).stripped = True

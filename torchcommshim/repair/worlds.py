@@ -28,6 +28,7 @@ class World:
         args, kwargs: the call that is made.
         device: the device_id that was given, as a torch.device; None if none was.
         stripped: the shim drops it.
+        bound: it is bound to a device, or was to be.
         post: what this rank told the others, where ranks compare.
         timeout_s: the world's own timeout, in seconds.
     """
@@ -36,6 +37,7 @@ class World:
     kwargs: Kwargs
     device: Any = None
     stripped: bool = False
+    bound: bool = False
     post: agreement.Post | None = None
     timeout_s: float = 0.0
 
@@ -81,16 +83,18 @@ class Worlds:
         if speak:
             self._report.warn()
         backend = str(self._helper.get(args, kwargs, "backend")).lower()
-        if self._state.uses_torchcomms() or (world.device is None and not self._state.is_nccl2(backend)):
+        if self._state.uses_torchcomms():
             return
+        world.bound = world.device is not None or self._state.is_nccl2(backend)
         if world.stripped:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
             self._report.repaired(["strip"], lambda: what, speak=speak)
-        self._avoid_nonblocking(world, speak=speak)
+        if world.bound:
+            self._avoid_nonblocking(world, speak=speak)
         if size > 1 and self.is_shared(backend) and self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
-            world.post = agreement.post(prefixed, rank, size, self._statement())
+            world.post = agreement.post(prefixed, rank, size, self._statement(world))
 
     def keep_device(self, world: World) -> None:
         """Set what a stripped device_id told torch besides the binding: the current and barrier's device."""
@@ -133,8 +137,9 @@ class Worlds:
             raise error
         report.say(str(error))
 
-    def _statement(self) -> dict[str, str]:
+    def _statement(self, world: World) -> dict[str, str]:
         return {
+            "device_id": "given" if world.bound else "none",
             "torchcommshim": torchcommshim.__version__,
             "strategy": self._settings.strategy,
             "traits": self._traits.digest(),
