@@ -130,3 +130,37 @@ def test_ranks_that_differ_and_make_no_group(tmp_path):
     codes, said = job(tmp_path, _no_group, {1: {"TORCHCOMMSHIM": "off"}})
 
     assert (codes, said) == ([0] * SIZE, "")
+
+
+def _several_worlds(rank, store):
+    for _ in range(3):
+        begin(rank, store)
+        own = [0, 1] if rank < 2 else [2, 3]
+        check_sum(own, dist.new_group(own))
+        check_sum([1, 2, 3], dist.new_group([1, 2, 3])) if rank else dist.new_group([1, 2, 3])
+        if rank in (0, 2):
+            check_sum([0, 2], dist.new_group([0, 2], use_local_synchronization=True))
+        end()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "strip", "split"])
+def test_worlds_made_anew(tmp_path, strategy):
+    """Init, destroy, init over one store: each world's groups have their own keys (pytorch#114585)."""
+    codes, said = job(tmp_path, _several_worlds, {rank: {"TORCHCOMMSHIM": strategy} for rank in range(SIZE)})
+
+    assert codes == [0] * SIZE, said
+    assert [line for line in said.splitlines() if "world 2 over one store" in line], said
+
+
+def _worlds_without_a_pause(rank, store):
+    for number in range(3):
+        time.sleep(0.2 * (rank == number))
+        begin(rank, store)
+        dist.destroy_process_group()
+
+
+def test_worlds_made_anew_at_once(tmp_path):
+    """Ranks that are ahead wait for the marks of those that still make the world before."""
+    codes, said = job(tmp_path, _worlds_without_a_pause)
+
+    assert codes == [0] * SIZE, said

@@ -162,6 +162,15 @@ OWN_PARTS = Defect(
     splits=False,
 )
 
+EARLIER_WORLD = Defect(
+    name="earlier-world",
+    title="a world made anew over one store reads the keys that the one before has left there",
+    upstream=PYTORCH + "114585",
+    present=lambda traits: True,
+    strikes=lambda creation, traits: False,  # concerns the world: anew.py
+    splits=False,
+)
+
 POINT_TO_POINT = Defect(
     name="point-to-point",
     title="the first unbatched send or receive on a split group splits the world on two ranks only",
@@ -256,6 +265,7 @@ CATALOGUE = (
     DIRECT_HELPER,
     WHOLE_WORLD,
     OWN_PARTS,
+    EARLIER_WORLD,
     POINT_TO_POINT,
     SPLIT_NAMES,
     SPLIT_COUNT,

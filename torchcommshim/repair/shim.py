@@ -301,10 +301,20 @@ class Shim:
 
     def _make_world(self, world: World, site: str, original: Original, args: Args, kwargs: Kwargs) -> Any:
         self._guarded(self.worlds.begin, world, args, kwargs)
+        turn = world.turn
+        if turn is not None and turn.prefix:
+            store = self.state.c10d.PrefixStore(turn.prefix, turn.store)
+            args, kwargs = self.helper.replace(args, kwargs, store=store)
         described = self._guarded(self._describe_world, site, args, kwargs) if self.observers else None
-        if described is None:
-            return original(*args, **kwargs)
-        return observed(self.observers, *described, original, args, kwargs)
+        told = (self.observers, *described) if described else None
+        failed = True
+        try:
+            result = observed(*told, original, args, kwargs) if told else original(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            if turn is not None:
+                self._guarded(partial(turn.end, failed=failed))
 
     def _get_split_source(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
         source, plan = original(*args, **kwargs), _under_way.frame

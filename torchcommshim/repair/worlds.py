@@ -9,8 +9,9 @@ from typing import Any, Mapping
 
 import torchcommshim
 from torchcommshim import settings
+from torchcommshim.repair import anew
 from torchcommshim.repair.creations import NOBODY, Args, CallForm, Kwargs
-from torchcommshim.repair.defects import NONBLOCKING
+from torchcommshim.repair.defects import EARLIER_WORLD, NONBLOCKING
 from torchcommshim.repair.torch_state import TorchState
 from torchcommshim.tell import agreement, report
 
@@ -29,6 +30,7 @@ class World:
         device: the device_id that was given, as a torch.device; None if none was.
         stripped: the shim drops it.
         bound: it is bound to a device, or was to be.
+        turn: where it is among those over its store, where the shim acts.
         post: what this rank told the others, where ranks compare.
         timeout_s: the world's own timeout, in seconds.
     """
@@ -38,6 +40,7 @@ class World:
     device: Any = None
     stripped: bool = False
     bound: bool = False
+    turn: anew.Turn | None = None
     post: agreement.Post | None = None
     timeout_s: float = 0.0
 
@@ -91,7 +94,17 @@ class Worlds:
             self._report.repaired(["strip"], lambda: what, speak=speak)
         if world.bound:
             self._avoid_nonblocking(world, speak=speak)
-        if size > 1 and self.is_shared(backend) and self._settings.agreement != "off":
+        if size < 2 or not self.is_shared(backend):
+            return
+        if self._settings.acts:
+            world.turn = anew.begin(store, rank, size, timeout)
+            if world.turn.prefix:
+                what = (
+                    f"world {world.turn.number + 1} over one store: its keys get a prefix. "
+                    f"In torch {EARLIER_WORLD.title} ({EARLIER_WORLD.upstream})"
+                )
+                self._report.repaired([EARLIER_WORLD.name], lambda: what, speak=speak)
+        if self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
             world.post = agreement.post(prefixed, rank, size, self._statement(world))
