@@ -142,7 +142,6 @@ def counted(groups: Groups, size: int, traits: Traits, way: str, rank: int = 0) 
             backend=backend,
             world_size=size,
             bound=bound,
-            stripped=way == "strip",
             device_backend=backend,
             world_device_backend="nccl",
             world_splits=ALL,

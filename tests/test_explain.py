@@ -45,7 +45,7 @@ once = pytest.mark.once
 
 TESTED = str(Path(torchcommshim.__file__).resolve().parent.parent)  # the folder of the package under test
 MEASURED = Path(__file__).with_name("measured.py")
-MEGATRON = ROOT / "torchcommshim" / "verify" / "scenarios" / "megatron.py"
+MEGATRON = ROOT / "torchcommshim" / "commands" / "verify" / "scenarios" / "megatron.py"
 
 
 @pytest.fixture
@@ -546,7 +546,19 @@ def test_own_groups_are_no_other_order(tmp_path, explain):
         tracing.record(tracing.trace(tmp_path, "2.13.0"), rank, [{"ranks": ranks}])
     code, found, _ = explain(tmp_path, "--json")
 
-    assert (code, found["notes"]) == (0, [])
+    assert (code, found["notes"], found["defects"]) == (0, [], [])
+
+
+@once
+def test_own_groups_without_a_device(tmp_path, explain):
+    """In a world without device_id such groups share their keys: that is the cause, and auto helps."""
+    for rank in range(4):
+        ranks = (0, 1) if rank < 2 else (2, 3)
+        tracing.record(tracing.trace(tmp_path, "2.13.0"), rank, [{"ranks": ranks}])
+    code, found, _ = explain(tmp_path, "--json", "--world", "unbound")
+
+    assert (code, found["strategies"]["auto"]["verdict"]) == (1, OK)
+    assert [(defect["name"], defect["groups"]) for defect in found["defects"]] == [("own-parts", 2)]
 
 
 @once
@@ -802,7 +814,7 @@ def test_text(tmp_path, explain):
         "What each strategy makes of it",
         "  (none)  hangs             as torch does it",
         "  auto    ends well         1 group made without splitting from the world",
-        "  strip   ends well         device_id dropped, 1 group made without splitting from the world",
+        "  strip   ends well         device_id dropped, 1 group made as torch does it",
         "  split   ends well         1 group split on their members at once",
         "",
         "A trace holds creations, not collectives. When groups are first used is assumed, in three ways:",

@@ -368,25 +368,24 @@ def test_groups_that_torch_cannot_tell_apart(scripts, fails):
 
 @once
 @pytest.mark.parametrize(
-    ("bound", "strategy", "stripped", "backend", "ignores_backend", "apart"),
+    ("bound", "strategy", "backend", "apart"),
     [
-        (False, "auto", False, "nccl", True, False),
-        (False, "strip", True, "nccl", True, True),
-        (True, "auto", False, "nccl", False, True),
-        (True, "auto", False, "gloo", True, True),
-        (True, "observe", False, "gloo", True, False),
-        (True, "auto", False, "gloo", False, False),
+        (False, "auto", "nccl", True),
+        (False, "strip", "nccl", True),
+        (True, "auto", "gloo", True),
+        (False, "observe", "nccl", False),
+        (True, "observe", "nccl", True),
+        (True, "observe", "gloo", False),
     ],
 )
-def test_which_groups_torch_can_tell_apart(bound, strategy, stripped, backend, ignores_backend, apart):
-    """Groups that share a call are split by colour, or made by the shim under a prefix of their own."""
+def test_which_groups_can_be_told_apart(bound, strategy, backend, apart):
+    """Groups that share a call have keys of their own by the shim, or are split by colour."""
     state = SimpleNamespace(
         backends=lambda name: {"cuda": name},
         world_backends=lambda: {"cuda": "nccl"},
         world=SimpleNamespace(bound_device_id=SimpleNamespace(type="cuda") if bound else None),
     )
-    report = Report(Settings(strategy), Traits(split_ignores_backend=ignores_backend), "2.0")
-    report.repairs["strip"] += stripped
+    report = Report(Settings(strategy), Traits(), "2.0")
     shared = {}
     scripts = [[new_group(*pair, backend=backend)] for pair in ((0, 1), (0, 1), (2, 3), (2, 3))]
     errors = run_threads(OrderCheck(report, state), [MemoryStore(shared) for _ in range(4)], scripts)
@@ -794,6 +793,7 @@ def _legal(dist, rank):
         dist.new_group([1, 2], use_local_synchronization=True)
     dist.new_group([0, 1])
     dist.new_group([rank])
+    _two_groups_of_one_name(dist, rank)
     if rank < 2:
         dist.new_group([0, 1], use_local_synchronization=True)
         dist.new_group([0, 1], use_local_synchronization=True)
@@ -865,11 +865,6 @@ def job(program, folder, ends=(0, 1, 2), environments=None):
             ["differ in call 1 of", r"ranks 0,2: .*\(gloo\)", r"rank 1: .*\(cpu:gloo\)"],
         ),
         (
-            _two_groups_of_one_name,
-            [0, 1, 2],
-            ["differ in call 1 of", r"ranks 0,1: .*\[0,1\]", r"rank 2: .*\[2\]"],
-        ),
-        (
             _never_arrives,
             [0, 1],
             ["did not come to call 1 of", "rank 2: no creation yet", r"rank \d waits for them: "],
@@ -885,12 +880,25 @@ def test_job_with_a_fault(tmp_path, program, concerned, expected):
     """Every rank that is concerned exits with the message, which names what each made and where."""
     codes, errors = job(program, tmp_path, ends=concerned)
 
+    _check_messages(program, codes, errors, concerned, expected)
+
+
+def _check_messages(program, codes, errors, concerned, expected):
     assert [rank for rank, code in enumerate(codes) if code] == concerned
     for rank in concerned:
         message = errors[rank][errors[rank].index("OrderError: ranks ") :]
         assert all(re.search(part, message) for part in expected), message
         assert f"at {Path(__file__)}:" in message
         assert f" {program.__name__}\n" in message
+
+
+def test_own_groups_that_nothing_keeps_apart(tmp_path):
+    """Ranks that each name their own group, without a device_id, are told where nothing is repaired."""
+    environments = {rank: {"TORCHCOMMSHIM": "observe"} for rank in range(3)}
+    codes, errors = job(_two_groups_of_one_name, tmp_path, environments=environments)
+
+    expected = ["differ in call 1 of", r"ranks 0,1: .*\[0,1\]", r"rank 2: .*\[2\]"]
+    _check_messages(_two_groups_of_one_name, codes, errors, [0, 1, 2], expected)
 
 
 def test_legal_job(tmp_path):
@@ -913,10 +921,9 @@ def test_job_with_the_check_off_on_one_rank(tmp_path, off):
 
 @pytest.mark.parametrize(("check", "expected"), [("0", 0), ("1", 2)])
 def test_nothing_is_written_with_the_check_off(tmp_path, check, expected):
-    """With the check off, and no hang report, a healthy unbound job leaves no key of ours in the store."""
+    """With the check off, a healthy job leaves no key of the check in the store."""
     environment = {"TORCHCOMMSHIM_CHECK_ORDER": check}
     codes, _ = job(_same, tmp_path, environments=dict.fromkeys(range(3), environment))
 
     assert codes == [0, 0, 0]
-    assert (tmp_path / "store").read_bytes().count(b"torchcommshim/tell/order/token") == expected
-    assert (b"torchcommshim" in (tmp_path / "store").read_bytes()) == bool(expected)
+    assert (tmp_path / "store").read_bytes().count(b"torchcommshim/order/token") == expected

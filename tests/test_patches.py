@@ -454,7 +454,7 @@ def test_off(bare, monkeypatch):
 def test_strip(shim, helper_calls):
     """Strip drops the device, so nothing splits, and keeps groups of other ranks apart in the store."""
     shim("strip")
-    with world(rank=3) as group:
+    with world(rank=1) as group:
         dist.new_group([0, 1])
         own, shared = helper_calls[-1]["store"], c10d._world.pg_map[group][1]
 

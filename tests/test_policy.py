@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, SPLIT, Creation
 from torchcommshim.repair.defects import CATALOGUE, striking
-from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, decide
+from torchcommshim.repair.policy import INDEPENDENT, NONE, NOTHING, SPLIT_NOW, Decision, decide
 from torchcommshim.repair.traits import Traits
 
 pytestmark = pytest.mark.once
@@ -80,13 +80,27 @@ def test_split(creation, expected):
     assert [decide(creation, build, "split").remedy for build in BUILDS] == expected
 
 
-@pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_strip(build, backend):
-    """In a stripped world each new_group is kept apart by its ranks, as splitting by colour kept it."""
-    creation = replace(NCCL, backend=backend, bound=False, stripped=True)
+@pytest.mark.parametrize("strategy", ["auto", "strip", "split"])
+@pytest.mark.parametrize(
+    ("creation", "apart"),
+    [
+        (NCCL, True),
+        (GLOO, True),
+        (UNBOUND, True),
+        (WHOLE, False),
+        (replace(WHOLE, bound=False), False),
+        (LOCAL_NCCL, False),
+        (DIRECT_NCCL, False),
+    ],
+)
+def test_apart(creation, apart, strategy):
+    """A call in which other ranks may name others is kept apart, bound or not, on every build."""
+    assert [decide(creation, build, strategy).apart for build in BUILDS] == [apart] * len(BUILDS)
 
-    assert decide(creation, build, "strip").remedy == INDEPENDENT
+
+def test_what_is_kept_apart_is_no_repair():
+    """A call that no defect strikes is kept apart without a word: no defect is its reason."""
+    assert decide(UNBOUND, TORCH_2_11, "auto") == Decision(apart=True)
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -124,7 +138,6 @@ def test_membership_is_not_recorded():
         "backend",
         "world_size",
         "bound",
-        "stripped",
         "device_backend",
         "world_device_backend",
         "world_splits",
@@ -162,24 +175,20 @@ def test_splits(creation, expected):
 
 
 def test_healthy_creation_is_left_alone():
-    """Nothing at all is decided about a creation that works."""
-    assert decide(NCCL, TORCH_2_11, "auto") == NOTHING
+    """Nothing at all is decided about a creation that works, whatever other ranks name in it."""
+    assert decide(WHOLE, TORCH_2_11, "auto") == NOTHING
 
 
 @given(
     st.sampled_from([NCCL, WHOLE, GLOO, CPU_GLOO, GLOO_WORLD, UNBOUND, LOCAL_NCCL, LOCAL_GLOO_UNBOUND]),
     st.sampled_from(BUILDS),
     st.sampled_from(["auto", "strip", "split", "observe"]),
-    st.booleans(),
     st.permutations(range(8)),
     st.permutations(range(8)),
     st.integers(1, 8),
 )
-def test_only_the_number_of_ranks_matters(creation, traits, strategy, stripped, some, others, number):
+def test_only_the_number_of_ranks_matters(creation, traits, strategy, some, others, number):
     """Groups of as many ranks get one decision: it is made once for all of them."""
-    one, other = (
-        replace(creation, ranks=tuple(ranks[:number]), world_size=8, stripped=stripped)
-        for ranks in (some, others)
-    )
+    one, other = (replace(creation, ranks=tuple(ranks[:number]), world_size=8) for ranks in (some, others))
 
     assert decide(one, traits, strategy) == decide(other, traits, strategy)

@@ -178,6 +178,10 @@ def m14(bound=True):
     return program
 
 
+def m14_unbound():
+    return m14(bound=False)
+
+
 def m15():
     program = Program(World(4))
     program.new_group([0, 1], "gloo")
@@ -224,6 +228,8 @@ MEASURED = [
     (m13, "2.13", ERROR),
     (m14, "2.4", OK),
     (m14, "2.13", OK),
+    (m14_unbound, "2.4", HANG),
+    (m14_unbound, "2.13", HANG),
     (m15, "2.13", OK),  # by luck
 ]
 PROVEN = ("2.4", "2.5", "2.8", "2.9", "2.13", "2.14", "2.15")
@@ -595,12 +601,10 @@ def parts_of(draw, size):
 
 
 @st.composite
-def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), own_sends=False, meshes=False):
+def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), meshes=False):
     """Programs that follow the rules: ranks agree about the order of what they do together.
 
-    In one call each rank may name only its own group, but only where torch splits by colour: without the
-    shim, and without a split, such groups share their store keys.  From 2.6 on, so do sends within them,
-    hence `own_sends`.
+    In one call each rank may name only its own group.
 
     A bound world is split, and so are its groups; `meshes`: only the world is, by a DeviceMesh, which can do
     without.  Not after ranks have each named their own group: the names of splits follow from the lists.
@@ -629,10 +633,9 @@ def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), own_send
         elif kind == "send":
             label = draw(st.sampled_from(sorted(groups)))
             first = draw(st.integers(0, world.size - 1))
-            if len(groups[label]) == 1 or own_sends:
-                for ranks in groups[label]:
-                    if len(ranks) > 1:
-                        program.send(label, *(ranks[(first + n) % len(ranks)] for n in (0, 1)))
+            for ranks in groups[label]:
+                if len(ranks) > 1:
+                    program.send(label, *(ranks[(first + n) % len(ranks)] for n in (0, 1)))
         elif kind == "destroy":
             if len(groups) > 1:
                 label = draw(st.sampled_from(sorted(set(groups) - {WORLD})))
@@ -651,9 +654,9 @@ def programs(draw, build, sizes=st.integers(2, 6) | st.integers(2, 16), own_send
             ranks = draw(subsets(world.size) | st.just(list(world.ranks)))
             made = kind if kind in (LOCAL, DIRECT) else COLLECTIVE
             groups[program.new_group(ranks, draw(st.sampled_from(BACKENDS)), made)] = [ranks]
-        elif splits_by_colour:
+        else:
             partition, named_own = draw(partitions(world.size)), True
-            groups[program.own_groups(partition)] = partition
+            groups[program.own_groups(partition, draw(st.sampled_from(BACKENDS)))] = partition
     if draw(st.booleans()):
         for label in groups:
             program.all_reduce(label)
@@ -671,10 +674,9 @@ proving = settings(
 @pytest.mark.parametrize("build", PROVEN)
 def test_no_program_goes_wrong_with_the_shim(build, strategy):
     """Nobody waits for ever or raises; each communicator holds its group's ranks, and each sum is right."""
-    own_sends = build in SENDS_SPLIT
 
     @proving
-    @given(programs(build, own_sends=own_sends, meshes=strategy == "strip" or build == "2.4"))
+    @given(programs(build, meshes=strategy == "strip" or build == "2.4"))
     def check(program):
         outcome = play(program, build, strategy)
 
@@ -731,7 +733,9 @@ FORGOTTEN = {
     "the name, salted by the counter": ("2.14", "auto", lambda creation: True, {"rename": False}),
     "to unbind": ("2.15", "auto", lambda creation: True, {"unbind": False}),
     "sends": ("2.5", "auto", lambda creation: creation.spans_world, NO_REMEDY),
-    "own groups in a stripped world": ("2.13", "strip", lambda creation: creation.stripped, NO_REMEDY),
+    "own groups in a stripped world": ("2.13", "strip", lambda creation: True, {"apart": False}),
+    "own groups in an unbound world": ("2.13", "auto", lambda creation: not creation.bound, {"apart": False}),
+    "own groups in a bound world": ("2.15", "split", lambda creation: creation.bound, {"apart": False}),
     "that gloo cannot split now": (
         "2.4",
         "split",

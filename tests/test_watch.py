@@ -1176,6 +1176,44 @@ class TestDiagnosis:
 
         assert "same order" not in own + moved
 
+    @pytest.mark.parametrize(
+        ("bound", "backend", "strategy", "told_so"),
+        [
+            (False, "gloo", "observe", True),
+            (False, "nccl", "observe", True),
+            (True, "cpu:gloo,cuda:nccl", "observe", True),
+            (True, "nccl", "observe", False),
+            (False, "gloo", "auto", False),
+        ],
+    )
+    def test_own_groups_that_share_keys(self, bound, backend, strategy, told_so):
+        """Own groups that neither a repair nor a colour keeps apart are the cause."""
+        text = cause(
+            *(
+                view(
+                    rank,
+                    seen(1, ranks, backend=backend, ended=None if rank else 2.0),
+                    bound=bound,
+                    strategy=strategy,
+                    torch="2.13.0",
+                )
+                for rank, ranks in enumerate(("0,1", "0,1", "2,3", "2,3"))
+            )
+        )
+
+        assert text.startswith("own-parts: groups that one call of new_group makes") is told_so
+        assert ("rank 0 makes #1 new_group [0,1]" in text) is told_so
+        assert ("in the same call rank 2 makes #1 new_group [2,3]" in text) is told_so
+        assert ("TORCHCOMMSHIM=auto, the default, repairs it" in text) is told_so
+
+    def test_own_groups_of_one_rank(self):
+        """Groups of one rank need no keys, so nothing is mixed up."""
+        alone = [
+            view(rank, seen(1, str(rank), ended=1.0), seen(2, "0,1"), strategy="observe") for rank in (0, 1)
+        ]
+
+        assert "own-parts" not in told(*alone)
+
     def test_direct_call(self):
         """Of a direct call, which may span other processes, nobody is said to be missing."""
         text = cause(view(0, seen(1, "", kind="direct")), view(1, seen(0, "0-3", kind="world", ended=9.0)))

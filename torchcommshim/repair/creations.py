@@ -40,7 +40,6 @@ class Creation:
         backend: what was asked for, lower case: `nccl`, `cpu:gloo,cuda:nccl`.
         world_size: number of ranks in the world; 0 for the world's own creation.
         bound: the world has a device_id.
-        stripped: the world was given one, and the shim has dropped it.
         device_backend: the backend that this group will have for the world's bound device (for a world
             that is not bound: the accelerator); None if it has none.
         world_device_backend: the backend that the world has for that device, likewise.
@@ -57,7 +56,6 @@ class Creation:
     backend: str
     world_size: int
     bound: bool = False
-    stripped: bool = False
     device_backend: str | None = None
     world_device_backend: str | None = None
     world_splits: str = NOBODY
@@ -70,6 +68,11 @@ class Creation:
     def splits_by_color(self) -> bool:
         """Every rank of a bound world takes part in one split, non-members without a colour."""
         return self.kind == COLLECTIVE and self.bound and self.same_backend and self.world_splits == ALL
+
+    @property
+    def may_be_own_part(self) -> bool:
+        """Other ranks may name other ranks in this very call, each only the part that it is in."""
+        return self.kind == COLLECTIVE and bool(self.ranks) and not self.spans_world
 
     @property
     def spans_world(self) -> bool:

@@ -26,7 +26,8 @@ class Defect:
         upstream: where it is reported.
         present: does a build with these traits have it?
         strikes: would it break this creation, on a build where it is present?
-        example: a creation that it breaks; None for the defect that concerns the world.
+        example: a creation that it breaks; None for a defect that no creation by itself shows: it concerns
+            the world, or what several ranks name in one call.
         splits: it concerns the split from the world; its remedy is to make the group without one.
         cure: what is done about a group of another defect, as the end of a sentence about it.
     """
@@ -150,6 +151,26 @@ WHOLE_WORLD = Defect(
     example=replace(_NCCL, ranks=(0, 1, 2, 3), bound=False),
 )
 
+OWN_PARTS = Defect(
+    name="own-parts",
+    title="groups that one call of new_group makes, each rank naming only its own, share their store keys",
+    upstream=PYTORCH + "142356",
+    present=lambda traits: True,
+    # Seen on one rank it is like any other call.  So every call that may be such a one is kept apart
+    # (policy.py), and what else goes wrong is not put down to it.
+    strikes=lambda creation, traits: False,
+    splits=False,
+)
+
+EARLIER_WORLD = Defect(
+    name="earlier-world",
+    title="a world made anew over one store reads the keys that the one before has left there",
+    upstream=PYTORCH + "114585",
+    present=lambda traits: True,
+    strikes=lambda creation, traits: False,  # concerns the world: anew.py
+    splits=False,
+)
+
 POINT_TO_POINT = Defect(
     name="point-to-point",
     title="the first unbatched send or receive on a split group splits the world on two ranks only",
@@ -243,6 +264,8 @@ CATALOGUE = (
     LOCAL_NAMES,
     DIRECT_HELPER,
     WHOLE_WORLD,
+    OWN_PARTS,
+    EARLIER_WORLD,
     POINT_TO_POINT,
     SPLIT_NAMES,
     SPLIT_COUNT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchcommshim.repair.creations import COLLECTIVE, Creation
+from torchcommshim.repair.creations import Creation
 from torchcommshim.repair.defects import LOCAL_NAMES, SPLIT_NAMES, Defect, striking
 from torchcommshim.repair.traits import Traits
 
@@ -23,12 +23,15 @@ class Decision:
         remedy: NONE, INDEPENDENT or SPLIT_NOW.
         unbind: the helper is not handed the world's device (`device_id`).
         rename: the group gets a name made from what its ranks know, the same on all of them.
+        apart: the group's store gets a prefix made from its ranks.  No repair that is counted: whether
+            OWN_PARTS would have broken the call no rank can see, and what is right already stays so.
         defects: why; empty if nothing is done.
     """
 
     remedy: str = NONE
     unbind: bool = False
     rename: bool = False
+    apart: bool = False
     defects: tuple[Defect, ...] = ()
 
 
@@ -45,10 +48,7 @@ def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
             acting on it is the caller's part.
     """
     defects = striking(creation, traits)
-    if creation.stripped and creation.kind == COLLECTIVE:
-        # Where a bound world would have split by colour, ranks may each name only their own group.
-        remedy = INDEPENDENT
-    elif not any(defect.splits for defect in defects):
+    if not any(defect.splits for defect in defects):
         remedy = NONE
     elif strategy == "split" and creation.splits_by_color:
         remedy = SPLIT_NOW
@@ -58,5 +58,6 @@ def decide(creation: Creation, traits: Traits, strategy: str) -> Decision:
         remedy=remedy,
         unbind=remedy == INDEPENDENT and creation.bound and creation.device_backend is None,
         rename=LOCAL_NAMES in defects or SPLIT_NAMES in defects,
+        apart=creation.may_be_own_part,
         defects=defects,
     )

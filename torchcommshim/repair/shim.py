@@ -163,6 +163,7 @@ class Memory:
         splits: how often each group has been split, by its name.
         numbers: of the creations on this rank; the world's own is 0.
         decided: the first creation of each sort, and what is done about all of it; None for nothing.
+        unconfirmed: its ranks are yet to compare what they have posted.
     """
 
     rank: int
@@ -170,6 +171,7 @@ class Memory:
     store: Any
     shared: bool
     stripped: bool = False
+    unconfirmed: World | None = None
     local_creations: Counter[tuple[int, ...]] = field(default_factory=Counter)
     known: KnownGroups = field(default_factory=KnownGroups)
     seen_by: Any = None
@@ -226,8 +228,10 @@ class Shim:
         if world.stripped:
             self._guarded(self._note_stripped)
             self._guarded(self.worlds.keep_device, world)
-        if world.post is not None:
+        if world.post is not None and world.bound:
             self.worlds.confirm(world, world.post)
+        elif world.post is not None:
+            self._guarded(self._note_unconfirmed, world)
         return result
 
     def _mark_group(self, form: CallForm, original: Original, args: Args, kwargs: Kwargs) -> Any:
@@ -288,6 +292,7 @@ class Shim:
         plan = self._guarded(self._plan, call, memory, args, kwargs)
         if plan is not None:
             args, kwargs = plan.args, plan.kwargs
+            self._confirm(memory)
         told = (self.observers, call, memory.store, original, args, kwargs)
         result = _within(plan, observed, told, {})
         if plan is not None and self.acts and plan.decision.remedy == SPLIT_NOW:
@@ -296,17 +301,26 @@ class Shim:
 
     def _make_world(self, world: World, site: str, original: Original, args: Args, kwargs: Kwargs) -> Any:
         self._guarded(self.worlds.begin, world, args, kwargs)
+        turn = world.turn
+        if turn is not None and turn.prefix:
+            store = self.state.c10d.PrefixStore(turn.prefix, turn.store)
+            args, kwargs = self.helper.replace(args, kwargs, store=store)
         described = self._guarded(self._describe_world, site, args, kwargs) if self.observers else None
-        if described is None:
-            return original(*args, **kwargs)
-        return observed(self.observers, *described, original, args, kwargs)
+        told = (self.observers, *described) if described else None
+        failed = True
+        try:
+            result = observed(*told, original, args, kwargs) if told else original(*args, **kwargs)
+            failed = False
+            return result
+        finally:
+            if turn is not None:
+                self._guarded(partial(turn.end, failed=failed))
 
     def _get_split_source(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
         source, plan = original(*args, **kwargs), _under_way.frame
         if source is None or not isinstance(plan, Plan) or plan.decision.remedy == NONE:
             return source
-        if plan.decision.defects:  # groups of a stripped world are kept apart, which is no repair
-            self._guarded(self._count, plan)
+        self._guarded(self._count, plan)
         return None if self.acts and plan.decision.remedy == INDEPENDENT else source
 
     def _site(self) -> str:
@@ -319,6 +333,18 @@ class Shim:
         if self.state.world is not None:
             memory = self._memory(self.state.world)
             memory.seen_by, memory.known.complete = self, True
+
+    def _confirm(self, memory: Memory) -> None:
+        """Compare with the other ranks, in a world that was made without: before the first change.
+
+        Such a world may not wait for all ranks, and needs no comparison while it makes no group.
+        """
+        world, memory.unconfirmed = memory.unconfirmed, None
+        if world is not None and world.post is not None and self.acts:
+            self.worlds.confirm(world, world.post)
+
+    def _note_unconfirmed(self, world: World) -> None:
+        self._memory(self.state.world).unconfirmed = world
 
     def _note_stripped(self) -> None:
         self._memory(self.state.world).stripped = True
@@ -373,10 +399,11 @@ class Shim:
 
     def _plan(self, call: Call, memory: Memory, args: Args, kwargs: Kwargs) -> Plan | None:
         device = self.state.world.bound_device_id
-        if call.kind != LOCAL and device is None and not self.traits.split_tests_size and not memory.stripped:
-            return None  # whatever the backends are, which may be of a kind that answers no questions
+        may_split = device is not None or (self.traits.split_tests_size and len(call.ranks) == memory.size)
+        if call.kind != LOCAL and not (may_split or memory.shared or memory.stripped):
+            return None  # nobody to be kept apart from, over backends that may answer no questions
         # Of its ranks, a decision depends on their number alone; a test holds the policy to that.
-        sort = (call.kind, call.backend, device, memory.stripped, len(call.ranks), self.strategy)
+        sort = (call.kind, call.backend, device, len(call.ranks), self.strategy)
         if sort not in memory.decided:
             memory.decided[sort] = self._decide(call, memory)
         decided = memory.decided[sort]
@@ -392,24 +419,25 @@ class Shim:
         return plan
 
     def _decide(self, call: Call, memory: Memory) -> tuple[Creation, Decision] | None:
-        creation = self.state.describe(call.kind, call.ranks, call.backend, stripped=memory.stripped)
+        creation = self.state.describe(call.kind, call.ranks, call.backend)
         decision = decide(creation, self.traits, self.strategy)
         return None if decision == NOTHING else (creation, decision)
 
     def _changes(self, plan: Plan) -> dict[str, Any]:
         """The helper's arguments that the decision replaces."""
         changes: dict[str, Any] = {}
+        get = partial(self.helper.get, plan.args, plan.kwargs)
         if plan.decision.remedy == SPLIT_NOW:
             changes["device_id"] = self.state.world.bound_device_id
         if plan.decision.unbind:
             changes["device_id"] = None
         if plan.decision.remedy == INDEPENDENT:
             options = "backend_options" if "backend_options" in self.helper else "pg_options"
-            _clear_split_source(self.helper.get(plan.args, plan.kwargs, options))
-        if plan.decision.remedy != NONE and plan.creation.kind == COLLECTIVE:
-            # Ranks may each name their own group in one call.  Split by colour that works; what then
-            # connects through the store, here the group or later its pairs, needs keys of its own.
-            store = self.helper.get(plan.args, plan.kwargs, "store")
+            _clear_split_source(get(options))
+        if plan.decision.apart and get("group_rank") is not None:  # others do not use it
+            # Ranks may each name their own group in one call.  Split by colour that works; what
+            # connects through the store, now the group or later its pairs, needs keys of its own.
+            store = get("store")
             prefix = f"{PREFIX}/{_digest(plan.ranks)}"
             changes["store"] = self.state.c10d.PrefixStore(prefix, store)
         return changes
@@ -459,7 +487,7 @@ class Shim:
         shape = (len(split.ranks), split.partial, len(split.parts) > 1, split.by_mesh, split.even)
         sort = (SPLIT, call.backend, device, memory.stripped, *shape)
         if sort not in memory.decided:
-            creation = self.state.describe(SPLIT, (), call.backend, stripped=memory.stripped, split=split)
+            creation = self.state.describe(SPLIT, (), call.backend, split=split)
             decision = decide(creation, self.traits, self.strategy)
             memory.decided[sort] = None if decision == NOTHING else (creation, decision)
         decided = memory.decided[sort]

@@ -47,7 +47,7 @@ from torchcommshim.repair import creations
 from torchcommshim.repair.creations import ALL, COLLECTIVE, DIRECT, LOCAL, MEMBERS, NOBODY, WORLD, Creation
 from torchcommshim.repair.defects import SPLIT_BACKEND
 from torchcommshim.repair.names import KnownGroups, digest, hashed_name, nested_name, part_name
-from torchcommshim.repair.policy import INDEPENDENT, NONE, SPLIT_NOW, Decision, decide
+from torchcommshim.repair.policy import INDEPENDENT, SPLIT_NOW, Decision, decide
 from torchcommshim.repair.traits import Traits
 from torchcommshim.settings import STRATEGIES
 
@@ -419,7 +419,6 @@ def creation_of(step: Create, world: World, *, stripped: bool = False) -> Creati
         backend=step.backend,
         world_size=world.size,
         bound=world.bound and not stripped,
-        stripped=stripped,
         device_backend=backends(step.backend).get("cuda"),
         world_device_backend=backends(world.backend).get("cuda"),
         world_splits=world.splits,
@@ -642,10 +641,8 @@ class _Rank:
     def _join(
         self, step: Create, creation: Creation, decision: Decision, name: tuple[object, ...], source: bool
     ) -> _Steps:
-        # Ranks in which each names its own group share the name: the shim tells their stores apart.
-        apart = decision.remedy != NONE and step.kind == COLLECTIVE
         parts = backends(step.backend).values()
-        key = (step.kind, step.ranks if apart else (), *name)
+        key = (step.kind, step.ranks if decision.apart else (), *name)
         group = _Group(step.ranks, _carrier(step.backend), key, _text(name))
         if "gloo" in parts:
             mesh = yield _Connect((*group.key, "gloo"), step.ranks)

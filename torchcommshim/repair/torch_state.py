@@ -54,15 +54,9 @@ class TorchState:
         return ALL if hasattr(backend, "perform_nocolor_split") else MEMBERS
 
     def describe(
-        self,
-        kind: str,
-        ranks: tuple[int, ...],
-        backend: str,
-        *,
-        stripped: bool = False,
-        split: Split | None = None,
+        self, kind: str, ranks: tuple[int, ...], backend: str, *, split: Split | None = None
     ) -> Creation:
-        """A creation in the world as it is now; `stripped`: the shim has dropped its device_id."""
+        """A creation in the world as it is now."""
         device = self.world.bound_device_id
         # As _get_split_source of 2.3 to 2.5, the only ones that ask it for a world that is not bound.
         device_type = "cuda" if device is None else device.type
@@ -72,7 +66,6 @@ class TorchState:
             backend=backend,
             world_size=self.world.size(),
             bound=device is not None,
-            stripped=stripped,
             device_backend=self.backends(backend).get(device_type),
             world_device_backend=self.world_backends().get(device_type),
             world_splits=self.who_splits(device or device_type),

@@ -9,8 +9,9 @@ from typing import Any, Mapping
 
 import torchcommshim
 from torchcommshim import settings
+from torchcommshim.repair import anew
 from torchcommshim.repair.creations import NOBODY, Args, CallForm, Kwargs
-from torchcommshim.repair.defects import NONBLOCKING
+from torchcommshim.repair.defects import EARLIER_WORLD, NONBLOCKING
 from torchcommshim.repair.torch_state import TorchState
 from torchcommshim.tell import agreement, report
 
@@ -28,6 +29,8 @@ class World:
         args, kwargs: the call that is made.
         device: the device_id that was given, as a torch.device; None if none was.
         stripped: the shim drops it.
+        bound: it is bound to a device, or was to be.
+        turn: where it is among those over its store, where the shim acts.
         post: what this rank told the others, where ranks compare.
         timeout_s: the world's own timeout, in seconds.
     """
@@ -36,6 +39,8 @@ class World:
     kwargs: Kwargs
     device: Any = None
     stripped: bool = False
+    bound: bool = False
+    turn: anew.Turn | None = None
     post: agreement.Post | None = None
     timeout_s: float = 0.0
 
@@ -81,16 +86,28 @@ class Worlds:
         if speak:
             self._report.warn()
         backend = str(self._helper.get(args, kwargs, "backend")).lower()
-        if self._state.uses_torchcomms() or (world.device is None and not self._state.is_nccl2(backend)):
+        if self._state.uses_torchcomms():
             return
+        world.bound = world.device is not None or self._state.is_nccl2(backend)
         if world.stripped:
             what = "init_process_group is called without its device_id (TORCHCOMMSHIM=strip)"
             self._report.repaired(["strip"], lambda: what, speak=speak)
-        self._avoid_nonblocking(world, speak=speak)
-        if size > 1 and self.is_shared(backend) and self._settings.agreement != "off":
+        if world.bound:
+            self._avoid_nonblocking(world, speak=speak)
+        if size < 2 or not self.is_shared(backend):
+            return
+        if self._settings.acts:
+            world.turn = anew.begin(store, rank, size, timeout)
+            if world.turn.prefix:
+                what = (
+                    f"world {world.turn.number + 1} over one store: its keys get a prefix. "
+                    f"In torch {EARLIER_WORLD.title} ({EARLIER_WORLD.upstream})"
+                )
+                self._report.repaired([EARLIER_WORLD.name], lambda: what, speak=speak)
+        if self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
-            world.post = agreement.post(prefixed, rank, size, self._statement())
+            world.post = agreement.post(prefixed, rank, size, self._statement(world))
 
     def keep_device(self, world: World) -> None:
         """Set what a stripped device_id told torch besides the binding: the current and barrier's device."""
@@ -133,8 +150,9 @@ class Worlds:
             raise error
         report.say(str(error))
 
-    def _statement(self) -> dict[str, str]:
+    def _statement(self, world: World) -> dict[str, str]:
         return {
+            "device_id": "given" if world.bound else "none",
             "torchcommshim": torchcommshim.__version__,
             "strategy": self._settings.strategy,
             "traits": self._traits.digest(),

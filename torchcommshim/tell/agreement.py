@@ -2,8 +2,9 @@
 """Do all ranks run the same shim, with the same settings, on a torch of the same traits?
 
 A decision about a creation is only right if every rank takes it.  A shim on half of the ranks breaks
-jobs that ran by luck before, so ranks of a world that was given a device_id compare what they are
-before it makes a group.
+jobs that ran by luck before, so ranks compare what they are before a group is made otherwise than torch
+does it: those of a world that was given a device_id as soon as it is made, others before their first such
+group.
 
 Each rank posts a statement in the world's store before it connects, and adds one to two counters: of the
 ranks that posted this very statement, and of all that posted.  A rank that sees the first one full knows in
@@ -151,8 +152,8 @@ def _message(
             by_host.setdefault(_host_beside(rank, hosts), []).append(rank)
         where = "; ".join(named(ranks) + (f" on {host}" if host else "") for host, ranks in by_host.items())
         lines.append(
-            f"  {where}: posted nothing: torchcommshim or its agreement is missing or off there, or it gave "
-            f"no device_id; rank {mine.rank} on {socket.gethostname()}: "
+            f"  {where}: posted nothing: torchcommshim or its agreement is missing or off there; "
+            f"rank {mine.rank} on {socket.gethostname()}: "
             + ", ".join(f"{name} {value!r}" for name, value in mine.statement.items())
         )
     lines.append(

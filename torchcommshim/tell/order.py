@@ -146,17 +146,16 @@ class OrderCheck:
     def _apart(self, call: Call) -> bool:
         """May ranks each name their own group in one call, though torch gives all of them one name?
 
-        They are told apart by their colours where all ranks split, or by the prefix that the shim gives to
-        what it makes without a split.
+        They are told apart by the prefix that the shim gives to their keys, or by their colours where all
+        ranks split.
         """
-        if call.kind != COLLECTIVE:
+        if call.kind != COLLECTIVE or self._report.settings.acts:
             return True
         device = self._state.world.bound_device_id
         if device is None:
-            return self._report.repairs["strip"] > 0
+            return False
         backend, world_backend = self._state.backends(call.backend), self._state.world_backends()
-        is_prefixed = self._report.settings.acts and self._report.traits.split_ignores_backend
-        return is_prefixed or backend.get(device.type) == world_backend.get(device.type)
+        return backend.get(device.type) == world_backend.get(device.type)
 
 
 class Comparison:

@@ -43,7 +43,7 @@ _PARTS = 4  # of a split
 _REMEDIES = {
     INDEPENDENT: "made without splitting from the world",
     SPLIT_NOW: "split on their members at once",
-    NONE: "left as they are",
+    NONE: "made as torch does it",
 }
 _LINES_AT_MOST, _LINES_OF_OTHERS = 12, 4
 _WORST_FIRST = (ERROR, HANG, WRONG, OK)

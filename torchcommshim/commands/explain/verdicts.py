@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torchcommshim.commands.explain.program import Origins, Sequences
-from torchcommshim.repair.defects import Defect
+from torchcommshim.repair.creations import COLLECTIVE
+from torchcommshim.repair.defects import OWN_PARTS, Defect
 from torchcommshim.repair.policy import Decision, decide
 from torchcommshim.repair.splits import (
     ERROR,
     HANG,
     OK,
     WRONG,
+    Create,
     Outcome,
     Program,
     as_made,
+    backends,
     creation_of,
     has_split_source,
     run,
@@ -96,6 +99,30 @@ def causes(sequences: Sequences, traits: Traits) -> dict[Defect, int]:
     for decision in _decisions(sequences, traits, "auto"):
         for defect in decision.defects:
             found[defect] = found.get(defect, 0) + 1
+    mixed = _mixed(sequences)
+    return {**found, OWN_PARTS: mixed} if mixed else found
+
+
+def _mixed(sequences: Sequences) -> int:
+    """How many groups share store keys: each rank names only its own in one call, and no colour helps."""
+    calls: dict[int, dict[Create, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, steps in enumerate(sequences.steps):
+        collective = (replace(step, group="") for step in steps if step.kind == COLLECTIVE)
+        for number, step in enumerate(collective):
+            calls[number][step].append(rank)
+    found = 0
+    for variants in calls.values():
+        shared = [
+            step
+            for step, makers in variants.items()
+            if len(step.ranks) > 1
+            and sorted(step.ranks) == makers
+            and not (
+                creation_of(step, sequences.world).splits_by_color
+                and "gloo" not in backends(step.backend).values()
+            )
+        ]
+        found += len(shared) if len(shared) > 1 else 0
     return found
 
 

@@ -22,6 +22,7 @@ NAMES = (
     "direct_helper",
     "point_to_point",
     "own_group_each",
+    "own_group_unbound",
     "device_mesh",
     "nested_splits",
     "partial_split",

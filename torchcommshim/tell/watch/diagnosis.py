@@ -12,6 +12,7 @@ from typing import Any
 
 from torchcommshim.ranges import bracketed, cut, expanded, named
 from torchcommshim.repair.creations import COLLECTIVE, DIRECT, LOCAL, SPLIT, WORLD
+from torchcommshim.repair.defects import OWN_PARTS
 from torchcommshim.repair.rendezvous import Rendezvous
 from torchcommshim.tell import members
 from torchcommshim.tell.watch.views import (
@@ -297,10 +298,14 @@ def _disagreement(job: Job) -> str | None:
     for variants in sorted(
         calls.values(), key=lambda each: min(s.number for v in each.values() for _, s in v)
     ):
-        pair = _conflict(variants) if len(variants) > 1 else None
+        if len(variants) < 2:
+            continue
+        pair = _conflict(variants)
         if pair:
             rule = f" {members.RULE}" if _only_members(job, variants) else ""
             return _order_mismatch(*(variants[each][0] for each in pair)) + rule
+        if _mixes(job, variants):
+            return _own_parts(job, variants)
     waits: dict[tuple[str, ...], tuple[int, Seen]] = {}  # the calls that told them apart are forgotten
     for rank, seen in job.waiting.items():
         if seen.kind == COLLECTIVE and rank in expanded(seen.ranks):
@@ -321,6 +326,8 @@ def _only_members(job: Job, variants: Mapping[tuple[str, ...], list[tuple[int, S
 
 def _makes(view: View, ranks: tuple[int, ...]) -> bool:
     return any(seen.kind == COLLECTIVE and expanded(seen.ranks) == ranks for seen in view.seen)
+
+
 def _splits(job: Job) -> Iterator[list[tuple[int, Seen]]]:
     """The splits that ranks know of, the first ones first, each with the ranks that make it."""
     calls: dict[tuple[str, ...], list[tuple[int, Seen]]] = defaultdict(list)
@@ -378,6 +385,26 @@ def _conflict(variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> lis
             if other != variant:
                 return sorted((variant, other), key=lambda each: variants[each][0][0])
     return None
+
+
+def _mixes(job: Job, variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> bool:
+    """Several of these groups connect through the store, and nothing keeps them apart."""
+    return 1 < sum(
+        len(expanded(seen.ranks)) > 1
+        and job.views[rank].strategy == "observe"
+        and not (job.views[rank].bound and "gloo" not in seen.backend)
+        for (rank, seen), *_ in variants.values()
+    )
+
+
+def _own_parts(job: Job, variants: Mapping[tuple[str, ...], list[tuple[int, Seen]]]) -> str:
+    """`variants`: those of `_mixes`."""
+    (one, first), (other, second) = (makers[0] for makers in list(variants.values())[:2])
+    return (
+        f"{OWN_PARTS.name}: {OWN_PARTS.title} ({OWN_PARTS.upstream}), so their ranks are mixed up: "
+        f"rank {one} makes {_text(first)}; in the same call rank {other} makes {_text(second)}. "
+        f"TORCHCOMMSHIM={job.views[one].strategy} leaves it so; TORCHCOMMSHIM=auto, the default, repairs it."
+    )
 
 
 def _order_mismatch(one: tuple[int, Seen], other: tuple[int, Seen]) -> str:
