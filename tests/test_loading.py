@@ -135,7 +135,7 @@ def test_hook_that_raises(installed, tmp_path):
     assert imported.stdout == "imported\n"
     assert imported.stderr == (
         f"torchcommshim {torchcommshim.__version__}: inactive, torch is left as it is: "
-        "RuntimeError('broken wrapt')\n"
+        "RuntimeError('broken wrapt') [TCS-inactive]\n"
     )
 
 

@@ -125,7 +125,8 @@ def test_difference(scripts, turn, versions):
     lines = message_of(errors).splitlines()
 
     assert sorted(errors) == [0, 1, 2, 3]
-    assert lines[0] == f"ranks differ in call {turn} of new_group; up to there they were alike:"
+    head = f"ranks differ in call {turn} of new_group; up to there they were alike: [TCS-order-differs]"
+    assert lines[0] == head
     for rank, number, made in versions:
         line = f"  rank {rank}: creation {number}, new_group {made}, at rank{rank}.py:{number} main"
         assert line in lines
@@ -165,7 +166,7 @@ def test_long_lists():
 def test_difference_among_members():
     """Members of a local group that ask for different backends raise, those that wait as well."""
     expected = (
-        "ranks differ in call 1 of the local group [0,1]; up to there they were alike:\n"
+        "ranks differ in call 1 of the local group [0,1]; up to there they were alike: [TCS-order-differs]\n"
         "  rank 0: creation 1, the local group [0,1] (gloo), at rank0.py:1 main\n"
         "  rank 1: creation 1, the local group [0,1] (nccl), at rank1.py:1 main"
     )
@@ -190,7 +191,7 @@ PARTS = split(range(4), (0, 1), (2, 3))
 def test_split_into_other_parts():
     """All ranks of a parent name the same parts of it, those that are left out too."""
     expected = (
-        "ranks differ in call 1 of split_group of [0-3]; up to there they were alike:\n"
+        "ranks differ in call 1 of split_group of [0-3]; up to there they were alike: [TCS-order-differs]\n"
         "  rank 0: creation 1, split_group of [0-3] into [0,1] [2,3] (nccl), at rank0.py:1 main\n"
     )
     errors = play([PARTS], [PARTS], [PARTS], [split(range(4), (0, 1))])
@@ -230,7 +231,7 @@ def test_rank_that_never_comes():
 
     assert sorted(errors) == [0, 1, 3]
     assert message_of(errors) == (
-        "ranks did not come to call 2 of new_group; here is where each was last:\n"
+        "ranks did not come to call 2 of new_group; here is where each was last: [TCS-order-absent]\n"
         "  rank 2: creation 2, the local group [2] (gloo), at rank2.py:2 main\n"
         "  rank 0 waits for them: creation 2, new_group [0,2] (gloo), at rank0.py:2 main"
     )
@@ -300,7 +301,7 @@ def test_circle(scripts):
     head, *lines = message_of(errors).splitlines()
 
     assert sorted(errors) == list(range(len(scripts)))
-    assert head == "ranks wait for each other, so none of them can go on:"
+    assert head == "ranks wait for each other, so none of them can go on: [TCS-order-circle]"
     waits = [
         re.match(r"  rank (\d) waits for rank (\d): creation .* at rank(\d)\.py", line) for line in lines
     ]

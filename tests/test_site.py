@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,7 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+import torchcommshim
+from torchcommshim import settings
 from torchcommshim.repair.defects import CATALOGUE
+from torchcommshim.repair.traits import Traits
+from torchcommshim.tell.report import Report
 
 pytestmark = pytest.mark.once
 
@@ -23,6 +28,13 @@ PAGES = {
     **{f"TCS-{page.stem}": page for page in (DOCS / "defects").glob("*.md")},
     **{page.stem: page for page in (DOCS / "messages").glob("TCS-*.md")},
 }
+SOURCES = [
+    path
+    for path in Path(torchcommshim.__file__).parent.rglob("*.py")
+    if not {"explain", "verify"} & set(path.parts)  # what these commands print has no codes
+]
+# What gives a text to people while a job runs.
+TELLING = {"say", "AgreementError", "OrderError"}
 SECTIONS_OF_A_DEFECT = [
     "What you see",
     "Which torch",
@@ -158,6 +170,43 @@ def test_page_of_a_defect(defect):
     page = PAGES[f"TCS-{defect.name}"]
     assert sections(page) == SECTIONS_OF_A_DEFECT
     assert defect.upstream in page.read_text()
+
+
+def test_every_code_has_its_page():
+    """The codes in the package's messages and the pages are the same."""
+    printed = {code for path in SOURCES for code in CODE.findall(path.read_text())}
+    repaired = {"TCS-strip", *(f"TCS-{defect.name}" for defect in CATALOGUE)}
+
+    assert printed | repaired == PAGES.keys()
+
+
+def literal(argument):
+    """The text that stands in an expression, empty if it only hands on what was made elsewhere."""
+    parts = (each.value for each in ast.walk(argument) if isinstance(each, ast.Constant))
+    return "".join(part for part in parts if isinstance(part, str) and " " in part)
+
+
+def told(path):
+    """Each text that a file gives to people: its line, and what of it stands there."""
+    for call in ast.walk(ast.parse(path.read_text())):
+        if isinstance(call, ast.Call):
+            name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            if name in TELLING and call.args and literal(call.args[0]):
+                yield call.lineno, literal(call.args[0])
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if list(told(path))], ids=lambda path: path.stem)
+def test_every_message_has_a_code(path):
+    """A text that is said, or raised for the user, has a code where it is written."""
+    assert [(line, text) for line, text in told(path) if "[TCS-" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["strip", *(defect.name for defect in CATALOGUE)])
+def test_repair_line_has_the_code(capsys, name):
+    """The line that says what was repaired ends with the code of the defect."""
+    Report(settings.Settings(), Traits(), "2.4.1").repaired([name], lambda: "so it is.", speak=True)
+
+    assert capsys.readouterr().err == f"torchcommshim {torchcommshim.__version__}: so it is. [TCS-{name}]\n"
 
 
 def test_list_of_messages_is_complete():

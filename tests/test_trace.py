@@ -196,7 +196,7 @@ def test_folder_that_cannot_be_made(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
 
     assert "failed in trace: FileExistsError: " in line
-    assert line.endswith(f"'{tmp_path / 'file'}'; torch goes on without it")
+    assert line.endswith(f"'{tmp_path / 'file'}'; torch goes on without it [TCS-failed]")
 
 
 @pytest.mark.once

@@ -433,7 +433,7 @@ class TestWatch:
         assert watchers() == []
         assert re.findall("torchcommshim .*", capsys.readouterr().err) == [
             f"torchcommshim {torchcommshim.__version__}: failed in the hang report: OSError('forbidden'); "
-            "torch goes on without it"
+            "torch goes on without it [TCS-failed]"
         ]
 
     def test_ends_with_its_world(self):
@@ -864,7 +864,7 @@ class TestDiagnosis:
         text = told(*(view(rank, seen(2, "0-3")) for rank in (0, 1, 2)), view(3, seen(1, ended=119.0)))
 
         assert text.splitlines()[:3] == [
-            "hang report: 3 of 4 ranks wait in a creation, for 120 s by now",
+            "hang report: 3 of 4 ranks wait in a creation, for 120 s by now [TCS-hang-report]",
             "  ranks 0-2  waiting for 120 s: #2 new_group [0-3] gloo at train.py:2 main",
             "  rank  3    elsewhere, returned 119 s ago: #1 new_group [0,1] gloo at train.py:1 main",
         ]
@@ -962,7 +962,7 @@ class TestDiagnosis:
         assert text == (
             "rank 2, needed for #2 new_group [0-2] gloo at train.py:2 main, cannot be asked: the process "
             "or the "
-            "host is stopped."
+            "host is stopped. [TCS-rank-silent]"
         )
 
     def test_rank_that_has_passed(self):
@@ -990,7 +990,8 @@ class TestDiagnosis:
             "  rank  3    not heard of: not started, without torchcommshim, or cut off",
         ]
         assert cause(serving, *others) == (
-            "nothing is heard of rank 3, needed for #0 init_process_group gloo at train.py:0 main."
+            "nothing is heard of rank 3, needed for #0 init_process_group gloo at train.py:0 main. "
+            "[TCS-rank-unheard]"
         )
 
     def test_processes_that_claim_one_rank(self):
@@ -1002,13 +1003,17 @@ class TestDiagnosis:
             "several processes claim one rank: rank 0 by process 10 on node-a (train.py) and process 20 on "
             "node-b (train.py); rank 1 by process 11 on node-a (train.py) and process 21 on node-b "
             "(train.py). "
-            "Nobody claims ranks 2,3. RANK is wrong in one of them, or two jobs use one MASTER_PORT."
+            "Nobody claims ranks 2,3. RANK is wrong in one of them, or two jobs use one MASTER_PORT. "
+            "[TCS-rank-claimed-twice]"
         )
 
     def test_jobs_that_claim_one_rank(self):
         """What schedulers call their jobs tells two jobs from a wrong RANK, unless they call them alike."""
         one, other = claim(1, 10, job={"SLURM_JOB_ID": "7"}), claim(1, 20, job={"SLURM_JOB_ID": "8"})
-        two_jobs = "They are two jobs, of SLURM_JOB_ID 7 and 8, that use one MASTER_PORT: give each its own."
+        two_jobs = (
+            "They are two jobs, of SLURM_JOB_ID 7 and 8, that use one MASTER_PORT: give each its own. "
+            "[TCS-rank-claimed-twice]"
+        )
         waiting = self.in_the_rendezvous(0, 1)
 
         assert cause(*waiting, claims=[one, other]).endswith(two_jobs)
@@ -1025,12 +1030,16 @@ class TestDiagnosis:
     @pytest.mark.parametrize(
         ("size", "why"),
         [
-            (2, "Two jobs use one MASTER_PORT, or WORLD_SIZE is not the same for all ranks of one job."),
+            (
+                2,
+                "Two jobs use one MASTER_PORT, or WORLD_SIZE is not the same for all ranks of one job. "
+                "[TCS-two-worlds]",
+            ),
             (
                 4,
                 "Two jobs use one MASTER_PORT, or more processes were started than WORLD_SIZE says, or "
                 "only a part "
-                "of a job was started again.",
+                "of a job was started again. [TCS-two-worlds]",
             ),
         ],
     )
@@ -1129,7 +1138,8 @@ class TestDiagnosis:
         assert text == (
             "other-backend: on torch 2.11.0 what goes wrong (https://link). "
             "The first creation that it breaks is #1 at train.py:1 main. "
-            "TORCHCOMMSHIM=observe leaves it so; TORCHCOMMSHIM=auto, the default, repairs it."
+            "TORCHCOMMSHIM=observe leaves it so; TORCHCOMMSHIM=auto, the default, repairs it. "
+            "[TCS-other-backend]"
         )
 
     def test_defect_of_a_creation_to_come(self):

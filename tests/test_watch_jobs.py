@@ -246,8 +246,8 @@ def test_store_that_nobody_serves(tmp_path):
             "store at "
             f"127.0.0.1:{port}: nobody listens there. The store is to be served by rank 0, which has not "
             "started, "
-            "or has ended, or was given another MASTER_ADDR or MASTER_PORT.",
-            f"rank {rank} has reached the store after .",
+            "or has ended, or was given another MASTER_ADDR or MASTER_PORT. [TCS-rendezvous]",
+            f"rank {rank} has reached the store after . [TCS-rendezvous]",
         )
     ]
     assert "Interrupted" not in job.said

@@ -94,8 +94,9 @@ _tripwire = _Tripwire()
 def _inactive(error: Exception) -> None:
     """Note, and say, why torch is left as it is; stderr may be missing or closed."""
     _failures.append(f"inactive: {error!r}")
+    why = f"inactive, torch is left as it is: {error!r} [TCS-inactive]"
     try:  # noqa: SIM105 - contextlib would be one more import at every start
-        sys.stderr.write(f"torchcommshim {__version__}: inactive, torch is left as it is: {error!r}\n")
+        sys.stderr.write(f"torchcommshim {__version__}: {why}\n")
     except Exception:
         pass
 

@@ -192,7 +192,8 @@ def _leave_uncompiled(dynamo: ModuleType) -> None:
 
 def _say_why_not(current: report.Report, original: Original, args: Args, kwargs: Kwargs) -> Any:
     if os.environ.get("RANK", "0") == "0":
-        report.say(f"inactive on torch {current.torch_version}: {'; '.join(current.traits.missing)}")
+        why = "; ".join(current.traits.missing)
+        report.say(f"inactive on torch {current.torch_version}: {why} [TCS-inactive]")
     return original(*args, **kwargs)
 
 

@@ -193,12 +193,12 @@ def _problems(findings: dict[str, Any]) -> list[str]:
     """Why the shim is not in place here; empty if it is, or if it is off on purpose."""
     if findings["strategy"]["value"] == "off":
         return []
-    problems: list[str] = [f"stands aside: {reason}" for reason in findings["standing_aside"]]
+    problems: list[str] = [f"stands aside: {reason} [TCS-inactive]" for reason in findings["standing_aside"]]
     if not findings["armed_by"]:
-        problems.append(f"nothing has armed the shim in this Python: {_how_to_arm()}")
+        problems.append(f"nothing has armed the shim in this Python: {_how_to_arm()} [TCS-not-armed]")
     elif not problems and not findings["failures"]:
         problems += [
-            f"{name} is not wrapped: it is {', around '.join(entry['chain'])}"
+            f"{name} is not wrapped: it is {', around '.join(entry['chain'])} [TCS-not-wrapped]"
             for name, entry in findings["wrapped"].items()
             if not entry["in_place"]
         ]

@@ -132,7 +132,7 @@ class Worlds:
             self._differ(error)
         except Exception as error:  # the store is gone, likely with the rank that held it
             why = f"comparing the ranks was cut off, perhaps since another rank has stopped: {error!r}"
-            self._differ(agreement.AgreementError(why))
+            self._differ(agreement.AgreementError(f"{why} [TCS-comparison-cut-off]"))
 
     def _is_valid(self, device: object) -> bool:
         """Would torch take it for a device_id?  If not, torch is to say so."""

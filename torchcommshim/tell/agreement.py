@@ -112,7 +112,7 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
         if waited > _FIRST_NOTICE_S and not noticed and mine.rank == 0:
             noticed, absent = True, _compare(mine)[1]
             if absent:
-                say(f"rank 0 waits for the other ranks; not heard yet: {named(absent)}")
+                say(f"rank 0 waits for the other ranks; not heard yet: {named(absent)} [TCS-ranks-late]")
         time.sleep(pause)
         pause = min(2 * pause, _SLOWEST_POLL_S)
 
@@ -136,7 +136,7 @@ def _compare(mine: Post) -> tuple[dict[int, dict[str, str]], list[int], dict[int
 def _message(
     mine: Post, differing: dict[int, dict[str, str]], absent: list[int], hosts: dict[int, str]
 ) -> str:
-    lines = ["ranks do not agree, so making groups would hang or give wrong sums:"]
+    lines = ["ranks do not agree, so making groups would hang or give wrong sums: [TCS-ranks-differ]"]
     for rank, theirs in list(differing.items())[:_NAMED_AT_MOST]:
         lines += [
             f"  rank {rank} on {theirs.get('host')}: {name} {theirs.get(name)!r}; "

@@ -43,7 +43,7 @@ _NAMED_AT_MOST = 8
 _SILENT = "no creation yet, or TORCHCOMMSHIM_CHECK_ORDER is off there"
 _NO_WORLD = (
     "rank {} has nobody to compare its creation at {} with: rank 0 did not make the world within the store's "
-    "time-out, or TORCHCOMMSHIM_CHECK_ORDER is off there"
+    "time-out, or TORCHCOMMSHIM_CHECK_ORDER is off there [TCS-order-alone]"
 )
 
 # A wait: each item is a pause to make before the next step, in seconds.
@@ -119,7 +119,7 @@ class OrderCheck:
         except _StoppedError as stopped:
             self._worlds.pop(call.rank, None)
             if call.rank == 0:
-                say(f"ranks compare the order of creations no more: {stopped}")
+                say(f"ranks compare the order of creations no more: {stopped} [TCS-order-stopped]")
         except Exception as error:  # the store is gone, likely with the rank that held it
             comparison = self._worlds.pop(call.rank, None)
             if comparison is not None:
@@ -382,7 +382,7 @@ class Lookout:
             lines.append(f"  rank {rank}: " + (last.line if last is not None else _SILENT))
         if not lines:
             return None
-        head = f"ranks did not come to {self._post.name}; here is where each was last:"
+        head = f"ranks did not come to {self._post.name}; here is where each was last: [TCS-order-absent]"
         waits = f"  rank {self._post.rank} waits for them: {self._post.line}"
         rule = _members_rule(self._present.values(), absent)
         return "\n".join([head, *lines, *_and_more(absent), waits, *rule])
@@ -577,7 +577,7 @@ def _difference(posts: Iterable[Post]) -> str | None:
         first_line, *others_lines = [f"  {named(ranks)}: {line}" for line, ranks in lines.items()]
         firsts.append(first_line)
         more += others_lines
-    head = f"ranks differ in {post.name}; up to there they were alike:"
+    head = f"ranks differ in {post.name}; up to there they were alike: [TCS-order-differs]"
     rule = _members_rule(of_rank.values())
     return "\n".join([head, *(firsts + more)[:_NAMED_AT_MOST], *_and_more(firsts + more), *rule])
 
@@ -594,7 +594,7 @@ def _circle(links: Sequence[Post]) -> str:
         f"  rank {post.rank} waits for rank {awaited.rank}: {post.line}"
         for post, awaited in zip(links, [*links[1:], links[0]])
     ]
-    return "\n".join(["ranks wait for each other, so none of them can go on:", *lines])
+    return "\n".join(["ranks wait for each other, so none of them can go on: [TCS-order-circle]", *lines])
 
 
 def _and_more(items: Sequence[object]) -> list[str]:

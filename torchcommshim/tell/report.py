@@ -30,16 +30,16 @@ class Report:
 
     def repaired(self, names: Iterable[str], what: Callable[[], str], *, speak: bool) -> None:
         """Count repairs, by the names of their defects; say `what` if it is the first one and `speak`."""
-        for name in names:
-            self.repairs[name] += 1
+        names = list(names)
+        self.repairs.update(names)
         if speak and not self._has_spoken:
             self._has_spoken = True
-            say(what())
+            say(f"{what()} [TCS-{names[0]}]")
 
     def warn(self) -> None:
         """Say, once, which settings were not understood."""
         for warning in () if self._has_warned else self.settings.warnings:
-            say(warning)
+            say(f"{warning} [TCS-setting]")
         self._has_warned = True
 
     def failed(self, where: str, error: Exception) -> None:
@@ -48,7 +48,7 @@ class Report:
             # Of an error with a file, repr leaves the file out.
             told = f"{type(error).__name__}: {error}" if getattr(error, "filename", None) else repr(error)
             self.failures.append(f"{where}: {told}")
-            say(f"failed in {where}: {told}; torch goes on without it")
+            say(f"failed in {where}: {told}; torch goes on without it [TCS-failed]")
 
 
 _current: Report | None = None

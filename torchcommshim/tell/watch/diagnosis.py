@@ -89,7 +89,7 @@ def report(job: Job) -> str:
     head = f"hang report: {len(waiting)} of {job.size} ranks wait in a creation, for {longest:.0f} s by now"
     causes = _causes(job) or ["not found."]
     paragraphs = [_filled(f"{'also' if n else 'likely cause'}: {each}") for n, each in enumerate(causes)]
-    return "\n".join([head, *_table(job), *paragraphs, *_stacks(job)])
+    return "\n".join([f"{head} [TCS-hang-report]", *_table(job), *paragraphs, *_stacks(job)])
 
 
 def alone(view: View, place: Rendezvous, found: str | None) -> str:
@@ -110,7 +110,7 @@ def alone(view: View, place: Rendezvous, found: str | None) -> str:
         why = f"It has no store yet, by {place.method}"
     return (
         f"hang report: rank {view.rank} of {place.size} (process {view.pid} on {view.host}) waits in "
-        f"{RENDEZVOUS} for {creation.began:.0f} s by now, at {creation.site}. {why}."
+        f"{RENDEZVOUS} for {creation.began:.0f} s by now, at {creation.site}. {why}. [TCS-rendezvous]"
     )
 
 
@@ -204,7 +204,8 @@ def _causes(job: Job) -> list[str]:
     found = list(filter(None, (_strangers(job), _defect(job), _disagreement(job), _split_apart(job))))
     found += [] if found else filter(None, [_names_apart(job)])
     if not found and job.apart:
-        found.append(f"{job.apart}: that rank has ended, or the hosts cannot reach each other.")
+        why = "that rank has ended, or the hosts cannot reach each other"
+        found.append(f"{job.apart}: {why}. [TCS-watchers-apart]")
     elif not found:
         inside: dict[tuple[str, ...], set[int]] = defaultdict(set)
         for rank, seen in job.waiting.items():
@@ -236,7 +237,8 @@ def _contested(job: Job) -> str:
     nobody = f" Nobody claims {named(job.unheard)}." if job.unheard else ""
     jobs = next(filter(None, (_jobs(claims[0], claims[-1]) for claims in by_rank.values())), "")
     why = jobs or "RANK is wrong in one of them, or two jobs use one MASTER_PORT"
-    return f"several processes claim one rank: {'; '.join(each[:_CAUSES])}{more}.{nobody} {why}."
+    told = f"{'; '.join(each[:_CAUSES])}{more}.{nobody} {why}."
+    return f"several processes claim one rank: {told} [TCS-rank-claimed-twice]"
 
 
 def _other_world(job: Job, other: Claim) -> str:
@@ -254,7 +256,7 @@ def _other_world(job: Job, other: Claim) -> str:
             "Two jobs use one MASTER_PORT, or more processes were started than WORLD_SIZE says, or only a "
             "part of a job was started again"
         )
-    return f"two worlds meet in one store: here, {here}; in the other, {there}. {why}."
+    return f"two worlds meet in one store: here, {here}; in the other, {there}. {why}. [TCS-two-worlds]"
 
 
 def _process(claim: Claim) -> str:
@@ -284,7 +286,7 @@ def _defect(job: Job) -> str | None:
     return (
         f"{first.defect}: on torch {view.torch} {first.title} ({first.upstream}). The first creation that it "
         f"breaks is #{first.number} at {first.site}. TORCHCOMMSHIM={view.strategy} leaves it so; "
-        "TORCHCOMMSHIM=auto, the default, repairs it."
+        f"TORCHCOMMSHIM=auto, the default, repairs it. [TCS-{first.defect}]"
     )
 
 
@@ -347,7 +349,8 @@ def _split_apart(job: Job) -> str | None:
             return (
                 f"ranks do not split one group alike: rank {first[0]} makes {_text(first[1])}; in its place "
                 f"rank {other[0]} makes {_text(other[1])}. All ranks of a group pass the same lists to "
-                "split_group; TORCHCOMMSHIM_CHECK_ORDER=1 stops a job at the first such creation."
+                "split_group; TORCHCOMMSHIM_CHECK_ORDER=1 stops a job at the first such creation. "
+                "[TCS-split-differs]"
             )
     return None
 
@@ -366,7 +369,7 @@ def _names_apart(job: Job) -> str | None:
                     f"{_text(seen)}, rank {first[0]} calls {bracketed(expanded(seen.ranks))} "
                     f"{first[1].name!r}, rank {rank} calls it {seen.name!r}. torch makes the name of a split "
                     "group from how many groups the rank is in "
-                    "(https://github.com/pytorch/pytorch/issues/189073)."
+                    "(https://github.com/pytorch/pytorch/issues/189073). [TCS-split-names]"
                 )
     return None
 
@@ -411,7 +414,7 @@ def _order_mismatch(one: tuple[int, Seen], other: tuple[int, Seen]) -> str:
     return (
         f"ranks do not make the same groups in the same order: rank {one[0]} makes {_text(one[1])}; in its "
         f"place rank {other[0]} makes {_text(other[1])}. "
-        "TORCHCOMMSHIM_CHECK_ORDER=1 stops a job at the first such creation."
+        "TORCHCOMMSHIM_CHECK_ORDER=1 stops a job at the first such creation. [TCS-group-order]"
     )
 
 
@@ -426,19 +429,21 @@ def _missing(job: Job, inside: set[int]) -> Iterator[str]:
     unheard = [rank for rank in job.unheard if rank in absent]
     silent = sorted(absent & set(job.silent))
     if ended:
-        yield f"{named(ended)} cannot come to {what}: {_ending(job.ended[min(ended)])}."
+        yield f"{named(ended)} cannot come to {what}: {_ending(job.ended[min(ended)])}. [TCS-rank-ended]"
     if to_come:
         makes = {rank: expanded(job.waiting[rank].ranks) for rank in inside}
         is_split = creation.kind == COLLECTIVE and len(to_come) == len(absent)
         rule = f" {members.RULE}" if is_split and members.alone(makes, absent) else ""
         look = _look(job.views[min(to_come)])
-        yield f"{named(to_come, 'has', 'have')} not come to {what}.{rule}{look}"
+        yield f"{named(to_come, 'has', 'have')} not come to {what}.{rule}{look} [TCS-rank-missing]"
     if silent:
-        yield f"{named(silent)}, needed for {what}, cannot be asked: the process or the host is stopped."
+        why = "the process or the host is stopped"
+        yield f"{named(silent)}, needed for {what}, cannot be asked: {why}. [TCS-rank-silent]"
     if unheard:
-        yield f"nothing is heard of {named(unheard)}, needed for {what}."
+        yield f"nothing is heard of {named(unheard)}, needed for {what}. [TCS-rank-unheard]"
     if passed and not (ended or to_come or unheard or silent):
-        yield f"{named(passed, 'has', 'have')} returned from {what} already.{_look(job.views[min(passed)])}"
+        look = _look(job.views[min(passed)])
+        yield f"{named(passed, 'has', 'have')} returned from {what} already.{look} [TCS-rank-returned]"
 
 
 def _absent(job: Job, inside: set[int]) -> set[int] | None:
@@ -463,11 +468,13 @@ def _connecting(job: Job, inside: set[int]) -> str:
         return (
             f"the store holds the keys of an earlier world, in which rank {job.earlier.rank} of "
             f"{job.earlier.size} was {_process(job.earlier)}. All ranks are in {what}, and may have read "
-            "what is left of it there. Make each world over a store of its own: a new port, file or prefix."
+            "what is left of it there. Make each world over a store of its own: a new port, file or prefix. "
+            "[TCS-earlier-world]"
         )
     return (
         f"all ranks that it takes are in {what}, so connecting them does not succeed. Look at the "
-        "network: NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose the way."
+        "network: NCCL_DEBUG=INFO says more, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME choose the way. "
+            "[TCS-network]"
     )
 
 

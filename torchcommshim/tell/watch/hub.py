@@ -108,7 +108,7 @@ class Hub:
             self._print_report()
         if self._news and now > self._news_at + _NEWS_S:
             end = self.ended[self._news[0]]
-            say(f"hang report: since then, {named(self._news)}: {end.how}, at {end.at}")
+            say(f"hang report: since then, {named(self._news)}: {end.how}, at {end.at} [TCS-hang-report]")
             self._news, self._news_at = [], 0.0
         over = [number for number, each in self._inquiries.items() if each.is_over(self.ended)]
         for number in over:
@@ -272,11 +272,12 @@ class Hub:
     def _resume(self, after_s: float) -> None:
         """A false alarm, or a slow network: the next one is given twice the time."""
         if not self._in_creation:
-            say(f"hang report: the wait has ended on all ranks that waited, after {after_s:.0f} s")
+            ended = f"the wait has ended on all ranks that waited, after {after_s:.0f} s"
+            say(f"hang report: {ended} [TCS-hang-report]")
             return
         say(
             f"hang report: the creation has ended on all ranks that waited, after {after_s:.0f} s. "
-            f"From now on one is reported after {2 * self.limit_s:g} s."
+            f"From now on one is reported after {2 * self.limit_s:g} s. [TCS-hang-report]"
         )
         self.tell({"limit_s": 2 * self.limit_s})
 

@@ -150,7 +150,7 @@ class Watch:
             f"rank {entry.call.rank} of {entry.call.world_size} cannot serve the store at "
             f"{entry.rendezvous.place}, since another process does: there, rank {hub['rank']} of "
             f"{hub['size']} is process {hub['pid']} on {hub['host']} ({hub['program']}). Two processes have "
-            "the same RANK, or two jobs use one MASTER_PORT."
+            "the same RANK, or two jobs use one MASTER_PORT. [TCS-rank-claimed-twice]"
         )
 
     def _note_facts(self, call: Call, session: Session) -> None:

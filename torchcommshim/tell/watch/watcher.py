@@ -138,8 +138,8 @@ class Watcher:
         self._joined = time.monotonic()
         self._hub.token = hub["token"]
         if self._told:
-            after_s = self._joined - self._told.began
-            say(f"hang report: rank {self._mine['rank']} has reached the store after {after_s:.0f} s.")
+            after_s, rank = self._joined - self._told.began, self._mine["rank"]
+            say(f"hang report: rank {rank} has reached the store after {after_s:.0f} s. [TCS-rendezvous]")
             self._told = None
         if other:
             self._hub.visit(other)
@@ -429,5 +429,5 @@ def main() -> None:
     try:
         Watcher(json.loads(orders), rest).run()
     except Exception as error:
-        say(f"failed in the hang report's watcher: {error!r}; torch goes on without it")
+        say(f"failed in the hang report's watcher: {error!r}; torch goes on without it [TCS-failed]")
     os._exit(0)  # the rank, which waits for the end of this process, need not wait for its cleaning up
