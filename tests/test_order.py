@@ -218,7 +218,7 @@ def test_split_of_another_parent():
 
     whole, part = "[0-3] into [0,1] [2,3]", "[2,3] into [2] [3]"
     assert message_of(errors) == (
-        "ranks wait for each other, so none of them can go on:\n"
+        "ranks wait for each other, so none of them can go on: [TCS-order-circle]\n"
         f"  rank 3 waits for rank 2: creation 1, split_group of {part} (nccl), at rank3.py:1 main\n"
         f"  rank 2 waits for rank 3: creation 1, split_group of {whole} (nccl), at rank2.py:1 main"
     )
