@@ -406,7 +406,8 @@ def _own_parts(job: Job, variants: Mapping[tuple[str, ...], list[tuple[int, Seen
     return (
         f"{OWN_PARTS.name}: {OWN_PARTS.title} ({OWN_PARTS.upstream}), so their ranks are mixed up: "
         f"rank {one} makes {_text(first)}; in the same call rank {other} makes {_text(second)}. "
-        f"TORCHCOMMSHIM={job.views[one].strategy} leaves it so; TORCHCOMMSHIM=auto, the default, repairs it."
+        f"TORCHCOMMSHIM={job.views[one].strategy} leaves it so; TORCHCOMMSHIM=auto, the default, repairs it. "
+        f"[TCS-{OWN_PARTS.name}]"
     )
 
 

@@ -38,7 +38,7 @@ def report(job: Job) -> str:
     calls = {inside[rank].call for rank in late}
     what = f"in {calls.pop()}" if len(calls) == 1 else "in torch.distributed"
     head = f"hang report: {len(late)} of {job.size} ranks wait {what}, for {longest:.0f} s by now"
-    return "\n".join([head, *_causes(job, late), *_body(job)])
+    return "\n".join([f"{head} [TCS-hang-report]", *_causes(job, late), *_body(job)])
 
 
 def picture(job: Job) -> str:
