@@ -562,5 +562,5 @@ class TestPicture:
         )
         lines = picture.report(Job(4, known, late=[1])).splitlines()
 
-        assert lines[0] == "hang report: 3 of 4 ranks wait in barrier, for 150 s by now"
+        assert lines[0] == "hang report: 3 of 4 ranks wait in barrier, for 150 s by now [TCS-hang-report]"
         assert lines[1].startswith("  likely cause: rank 0 has not come to barrier on the world [0-3]")
