@@ -116,7 +116,8 @@ def test_import_of_torch_imports_little():
         import sys, torch
         print(*sorted(name for name in sys.modules if name.startswith("torchcommshim.")))
     """
-    expected = [f"torchcommshim.{name}" for name in ("patches", "report", "settings", "traits")]
+    names = ("patches", "repair", "repair.traits", "settings", "tell", "tell.report")
+    expected = [f"torchcommshim.{name}" for name in names]
 
     assert python(program).split() == expected
 
