@@ -97,3 +97,12 @@ class TestMatcher:
         matcher.abandon()
 
         assert answers(calls) == [None]
+
+
+def test_name_of_0_1():
+    """`torchcommshim.verify` and its modules are the ones in `torchcommshim.commands`, not copies of them."""
+    from torchcommshim.commands.verify import switchboard as now
+    from torchcommshim.verify import switchboard as by_attribute
+    from torchcommshim.verify.switchboard import switchboard
+
+    assert (by_attribute, switchboard) == (now, now.switchboard)

@@ -4,4 +4,9 @@
 import sys
 from importlib import import_module
 
-sys.modules[__name__] = import_module("torchcommshim.commands.verify")
+_NOW = "torchcommshim.commands.verify"
+
+sys.modules[__name__] = import_module(_NOW)
+# Else `import torchcommshim.verify.switchboard` would make a second module, with classes of its own.
+for _name in ("catalogue", "runner", "switchboard", "table", "verdicts"):
+    sys.modules[f"{__name__}.{_name}"] = import_module(f"{_NOW}.{_name}")
