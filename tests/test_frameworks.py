@@ -47,7 +47,7 @@ class TestWithoutTheShim:
         """A program that fails without us is not green, and its last words say why."""
         assert judge_without(GLOO, FAILED, FAILED) == (
             "fails",
-            ["without the shim it fails: RuntimeError: boom"],
+            ["without the shim it fails: exit codes [1, None]: RuntimeError: boom"],
         )
 
     def test_wrong_losses(self):

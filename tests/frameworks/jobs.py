@@ -158,6 +158,7 @@ def environment(folder: Path, python: Path, variables: Mapping[str, str]) -> dic
         "HOME": str(folder),
         "FRAMEWORKS_FOLDER": str(folder),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # says where a process was that C++ has ended
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Iterable
 
@@ -10,6 +11,7 @@ from frameworks.catalogue import HANGS, TRAINS, WAYS, Program
 from frameworks.jobs import Run
 
 OURS = "torchcommshim "
+_ERROR = re.compile(r"^(\[rank#\]: )?\w*(Error|Exception)\b|^terminate called|^Fatal Python")
 FAILS, DIFFERS = "fails", "other losses"
 
 
@@ -118,9 +120,10 @@ def new_lines(run: Run, known: Iterable[str]) -> list[str]:
 
 
 def last_words(run: Run) -> str:
-    """The last line that says something, for a run that has failed."""
-    said = [line for line in run.lines if line.strip()]
-    return said[-1].strip() if said else "it said nothing"
+    """The exit codes of a run that has failed, and its last line that names an error, or says something."""
+    said = [line.strip() for line in run.lines if line.strip()]
+    errors = [line for line in said if _ERROR.search(line)]
+    return f"exit codes {run.codes}: {(errors or said or ['it said nothing'])[-1]}"
 
 
 def green_ways(row: Row) -> list[str]:

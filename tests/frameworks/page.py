@@ -100,6 +100,6 @@ def programs(rows: Iterable[Row]) -> str:
         why = f" Without the shim it hangs: `{program.why}`." if program.why else ""
         lines.append(
             f"- {program.framework} "
-            f"([{program.name}.py](../tests/frameworks/programs/{program.name}.py)): {program.what}.{why}\n"
+            f"(`tests/frameworks/programs/{program.name}.py`): {program.what}.{why}\n"
         )
     return "".join(lines)
