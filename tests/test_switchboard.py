@@ -101,8 +101,9 @@ class TestMatcher:
 
 def test_name_of_0_1():
     """`torchcommshim.verify` and its modules are the ones in `torchcommshim.commands`, not copies of them."""
+    from torchcommshim.verify.switchboard import switchboard
+
     from torchcommshim.commands.verify import switchboard as now
     from torchcommshim.verify import switchboard as by_attribute
-    from torchcommshim.verify.switchboard import switchboard
 
     assert (by_attribute, switchboard) == (now, now.switchboard)
