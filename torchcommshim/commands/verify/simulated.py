@@ -320,14 +320,14 @@ class SimulatedNCCL:
         def finish(payloads: list[bytes]) -> None:
             output.copy_(torch.cat([_unpack(payload).flatten() for payload in payloads]).view_as(output))
 
-        return self._exchange(self._communicator(), "allgather", tensor, finish)
+        return self._exchange(self._begun(), "allgather", tensor, finish)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, tensor: torch.Tensor, options: Any
     ) -> SimulatedWork:
         """Reduce one tensor, and keep this rank's part."""
         reduce = _reduction(options.reduceOp)
-        seat = self._communicator()
+        seat = self._begun()
 
         def finish(payloads: list[bytes]) -> None:
             parts = [_unpack(payload).flatten().chunk(seat.size)[seat.rank] for payload in payloads]
@@ -442,6 +442,10 @@ class SimulatedGroup(dist.ProcessGroup):  # type: ignore[misc, unused-ignore]
 
     def _has_hooks(self) -> bool:
         return False
+
+    def _get_sequence_number_for_group(self) -> int:
+        number: int = self._first_backend()._get_sequence_number_for_group()
+        return number
 
     def shutdown(self) -> None:
         super().shutdown()
