@@ -44,7 +44,7 @@ class Turn:
         """What the keys of this world get in front of them; empty for nothing."""
         return f"{_PREFIX}/{self.number}" if self.number and self.alike else ""
 
-    def end(self, *, failed: bool) -> None:
+    def end(self, failed: bool) -> None:
         """Mark how making the world has ended on this rank."""
         if failed:  # first, so that whoever sees all marks sees this too
             self.store.add(_failed(self.size, self.number), 1)

@@ -314,7 +314,7 @@ class Shim:
             return result
         finally:
             if turn is not None:
-                self._guarded(partial(turn.end, failed=failed))
+                self._guarded(turn.end, failed)
 
     def _get_split_source(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
         source, plan = original(*args, **kwargs), _under_way.frame
