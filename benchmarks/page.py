@@ -97,8 +97,8 @@ What one rank does to make and connect Megatron's groups, counted with the shim'
 the counts against the model `torchcommshim.repair.splits`. A split is a call of every rank, for which NCCL
 gathers all ranks' colours over the world's bootstrap ring: `ranks - 1` messages of each rank (older releases
 of NCCL gather twice). A group that is connected without a split takes one operation in the store on each of
-its ranks; the shim itself takes {own} a world (the agreement 4, the hang report 2), none a creation. What
-connecting a group costs beyond that is the same in all ways.
+its ranks; the shim itself takes {own} a world (to agree, for the hang report, to keep worlds apart), none a
+creation. What connecting a group costs beyond that is the same in all ways.
 
 {layouts}
 At {most:,} ranks:

@@ -85,7 +85,8 @@ def hang_report() -> str:
     """The report, with a note at each of its parts."""
     text = (DOCS / "hangs.md").read_text()
     blocks = re.findall(r"^```\n(torchcommshim [^`]*hang report[^`]*?)^```", text, re.MULTILINE)
-    report = blocks[1].splitlines()  # the first one is of simulated NCCL
+    of_a_defect = [block for block in blocks if "late-members" in block]
+    report = of_a_defect[1].splitlines()  # the first one is of simulated NCCL
     marks = dict(_notes(report))
     lines: list[list[Piece]] = [[(len(line) - len(line.lstrip()), line.strip(), "")] for line in report]
     return draw("A hang report, part by part", lines, marks)

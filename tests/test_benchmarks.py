@@ -80,7 +80,7 @@ def played():
 
 @needs_torch
 def test_store_operations(played):
-    """A world costs a rank six store operations, for any number of ranks and groups."""
+    """A world costs a rank eight store operations, for any number of ranks and groups."""
     expected = {"device_id": 0, "auto": scale.OWN, "strip": scale.OWN}
 
     assert [{way: found["store"] for way, found in ways.items()} for ways in played] == [expected, expected]

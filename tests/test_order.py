@@ -912,9 +912,11 @@ def test_legal_job(tmp_path):
 
 @pytest.mark.parametrize("off", [0, 2])
 def test_job_with_the_check_off_on_one_rank(tmp_path, off):
-    """The other ranks say so once the store's time-out is over."""
+    """The other ranks say so once the store's time-out is over, where ranks do not agree on it before."""
     on = [rank for rank in range(3) if rank != off]
-    codes, errors = job(_same, tmp_path, on, {off: {"TORCHCOMMSHIM_CHECK_ORDER": "0"}})
+    environments = {rank: {"TORCHCOMMSHIM_AGREEMENT": "off"} for rank in range(3)}
+    environments[off]["TORCHCOMMSHIM_CHECK_ORDER"] = "0"
+    codes, errors = job(_same, tmp_path, on, environments)
 
     assert all(codes[rank] for rank in on)
     assert all("or TORCHCOMMSHIM_CHECK_ORDER is off there" in errors[rank] for rank in on)
