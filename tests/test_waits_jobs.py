@@ -30,8 +30,9 @@ def test_first_use(tmp_path):
 
     assert job.said.count("hang report") == 1
     assert re.search(
-        r"hang report: 2 of 3 ranks wait in barrier, for \d+ s by now likely cause: rank 0 has not come to "
-        r"barrier on the world \[0-2\]: in user code, at \S+test_waits_jobs.py:\d+ program\.",
+        r"hang report: 2 of 3 ranks wait in barrier, for \d+ s by now \[TCS-hang-report\] "
+        r"likely cause: rank 0 has not come to barrier on the world \[0-2\]: in user code, at "
+        r"\S+test_waits_jobs.py:\d+ program\.",
         job.text,
     ), job.said
     assert re.search(r"ranks 1,2 \(2 ranks on \S+\): in barrier on the world \[0-2\], collective 1", job.text)
