@@ -370,7 +370,9 @@ class TestOnThisTorch:
         both = {"gloo_subgroup": "hang", "local_synchronization": "hang", "direct_helper": "hang"}
         expected = {**both, **(late if verified.LATE else eager)}
 
-        assert verified.verdict(name)["verdict"] == expected.get(name, "ok")
+        # Which of two groups that share their keys finds which is a matter of time.
+        either = {"own_group_unbound": ("hang", "wrong")}.get(name, (expected.get(name, "ok"),))
+        assert verified.verdict(name)["verdict"] in either
 
     def test_document(self, verified):
         """The document names the versions and says that NCCL is simulated and that all is well."""
