@@ -1065,6 +1065,8 @@ class TestDiagnosis:
         assert "earlier world" not in cause(*everybody[:3], earlier=earlier)
         assert "earlier world" not in cause(*later, earlier=earlier)
         assert "earlier world" not in cause(*everybody)
+        kept_apart = [each._replace(strategy="auto") for each in everybody]
+        assert "earlier world" not in cause(*kept_apart, earlier=earlier)
 
     @pytest.mark.parametrize(
         ("place", "found", "expected"),

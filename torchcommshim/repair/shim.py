@@ -301,15 +301,20 @@ class Shim:
 
     def _make_world(self, world: World, site: str, original: Original, args: Args, kwargs: Kwargs) -> Any:
         self._guarded(self.worlds.begin, world, args, kwargs)
-        turn = world.turn
+        described = self._guarded(self._describe_world, site, args, kwargs) if self.observers else None
+        if described is None:
+            return self._make_in_turn(original, args, kwargs)
+        return observed(self.observers, *described, self._make_in_turn, (original, args, kwargs), {})
+
+    def _make_in_turn(self, original: Original, args: Args, kwargs: Kwargs) -> Any:
+        """Make a world, with keys of its own where its store has served one before."""
+        turn = self._guarded(self.worlds.take_turn, args, kwargs)
         if turn is not None and turn.prefix:
             store = self.state.c10d.PrefixStore(turn.prefix, turn.store)
             args, kwargs = self.helper.replace(args, kwargs, store=store)
-        described = self._guarded(self._describe_world, site, args, kwargs) if self.observers else None
-        told = (self.observers, *described) if described else None
         failed = True
         try:
-            result = observed(*told, original, args, kwargs) if told else original(*args, **kwargs)
+            result = original(*args, **kwargs)
             failed = False
             return result
         finally:

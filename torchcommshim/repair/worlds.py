@@ -30,7 +30,6 @@ class World:
         device: the device_id that was given, as a torch.device; None if none was.
         stripped: the shim drops it.
         bound: it is bound to a device, or was to be.
-        turn: where it is among those over its store, where the shim acts.
         post: what this rank told the others, where ranks compare.
         timeout_s: the world's own timeout, in seconds.
     """
@@ -40,7 +39,6 @@ class World:
     device: Any = None
     stripped: bool = False
     bound: bool = False
-    turn: anew.Turn | None = None
     post: agreement.Post | None = None
     timeout_s: float = 0.0
 
@@ -96,18 +94,37 @@ class Worlds:
             self._avoid_nonblocking(world, speak=speak)
         if size < 2 or not self.is_shared(backend):
             return
-        if self._settings.acts:
-            world.turn = anew.begin(store, rank, size, timeout)
-            if world.turn.prefix:
-                what = (
-                    f"world {world.turn.number + 1} over one store: its keys get a prefix. "
-                    f"In torch {EARLIER_WORLD.title} ({EARLIER_WORLD.upstream})"
-                )
-                self._report.repaired([EARLIER_WORLD.name], lambda: what, speak=speak)
         if self._settings.agreement != "off":
             prefixed = self._state.c10d.PrefixStore(agreement.PREFIX, store)
             world.timeout_s = timeout.total_seconds()
             world.post = agreement.post(prefixed, rank, size, self._statement(world))
+
+    def take_turn(self, args: Args, kwargs: Kwargs) -> anew.Turn | None:
+        """Which of the worlds over its store this is; waits until the others have made the one before.
+
+        `args` and `kwargs` are those of the helper's call.  None where nothing is done about it.
+        """
+        size, rank, store, timeout, backend = (
+            self._helper.get(args, kwargs, name)
+            for name in ("group_size", "group_rank", "store", "timeout", "backend")
+        )
+        is_alone = size < 2 or not self.is_shared(str(backend).lower())
+        if is_alone or not self._settings.acts or self._state.uses_torchcomms():
+            return None
+        turn = anew.begin(store, rank, size, timeout)
+        if turn.prefix:
+            what = (
+                f"world {turn.number + 1} over one store: its keys get a prefix. "
+                f"In torch {EARLIER_WORLD.title} ({EARLIER_WORLD.upstream})"
+            )
+            self._report.repaired([EARLIER_WORLD.name], lambda: what, speak=rank == 0)
+        elif turn.number and rank == 0:
+            report.say(
+                f"world {turn.number + 1} over one store: not all ranks have made the one before, so its "
+                f"keys stay where torch puts them. There, {EARLIER_WORLD.title} ({EARLIER_WORLD.upstream}). "
+                "Make each world over a store of its own: a new port, file or prefix. [TCS-earlier-world]"
+            )
+        return turn
 
     def keep_device(self, world: World) -> None:
         """Set what a stripped device_id told torch besides the binding: the current and barrier's device."""

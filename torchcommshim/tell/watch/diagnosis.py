@@ -32,6 +32,7 @@ _WIDTH = 110
 _LINES = 20  # of ranks, and not more
 _STACKS = 2
 _CAUSES = 3
+_KEEPS_WORLDS_APART = ("auto", "strip", "split")
 _CALLS = {
     WORLD: "init_process_group",
     COLLECTIVE: "new_group",
@@ -465,7 +466,7 @@ def _connecting(job: Job, inside: set[int]) -> str:
     """All are there."""
     creation = job.waiting[min(inside)]
     what = _text(creation)
-    if creation.kind == WORLD and job.earlier:
+    if creation.kind == WORLD and job.earlier and job.views[min(inside)].strategy not in _KEEPS_WORLDS_APART:
         return (
             f"the store holds the keys of an earlier world, in which rank {job.earlier.rank} of "
             f"{job.earlier.size} was {_process(job.earlier)}. All ranks are in {what}, and may have read "
