@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 
+from torchcommshim.repair import anew
 from torchcommshim.repair.anew import begin
 
 pytestmark = pytest.mark.once
@@ -25,7 +26,16 @@ class Store:
         return self.values[key]
 
     def set(self, key, value):
-        self.values[key] = value
+        self.values[key] = value.encode()
+
+    def get(self, key):
+        return self.values[key]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def compare_set(self, key, expected, desired):
+        return self.values.setdefault(key, desired.encode())
 
     def wait(self, keys, timeout):
         missing = [key for key in keys if key not in self.values]
@@ -67,6 +77,35 @@ def test_world_that_not_all_ranks_began():
     made(store, [0], 2)
 
     assert made(store, [0, 1], 2) == ["", ""]
+
+
+def test_world_tried_again():
+    """A rank that tries again after an error meets one that makes its first world, and waits for no mark."""
+    store = Store()
+    made(store, [0], 2, failed=[0])
+    store.wait = None
+
+    assert made(store, [0, 1], 2) == ["", ""]
+
+
+def test_rank_started_again(monkeypatch):
+    """A process in another's place makes the world with those who are still in it, now and from then on."""
+    store = Store()
+    made(store, [0, 1], 2)
+    monkeypatch.setattr(anew, "_here", "another process")
+
+    assert made(store, [1], 2) == [""]
+    assert made(store, [0, 1], 2) == ["", ""]
+
+
+def test_ranks_follow_the_first():
+    """What the first rank of a number has decided holds for all of that number, whatever they find."""
+    store = Store()
+    made(store, [0, 1], 2)
+    first = begin(store, 0, 2, SHORTLY)
+    store.add("torchcommshim/world/2/uneven", 1)
+
+    assert (first.prefix, made(store, [1], 2)) == ("torchcommshim/world/1", ["torchcommshim/world/1"])
 
 
 def test_first_world_asks_little():

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(
 def _start(rank, size, store):
     """A gloo world that can be split.  Not of `gloo`, which 2.13 splits once for each type of device."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    c10d.torch = sys.modules["torch.distributed.device_mesh"].torch = torch  # not simulated NCCL's
+    # Not simulated NCCL's, which `Job` installs.
+    c10d.torch = sys.modules["torch.distributed.device_mesh"].torch = torch
+    c10d.ProcessGroup = dist.ProcessGroup
     torch.accelerator.is_available = lambda: True
     torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cpu")
     c10d.copy = types.SimpleNamespace(deepcopy=lambda options: options)  # gloo's cannot be copied

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from torchcommshim.commands.options import positive
 from torchcommshim.ranges import cut
 from torchcommshim.tell.watch import picture
 from torchcommshim.tell.watch.diagnosis import Job
@@ -33,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rank", type=int, action="append", metavar="N", help="this rank only; may be repeated"
     )
-    parser.add_argument("--every", type=float, metavar="S", help="again every S seconds, until Ctrl-C")
+    parser.add_argument(
+        "--every", type=positive(float), metavar="S", help="again every S seconds, until Ctrl-C"
+    )
     parser.add_argument("--json", action="store_true", help="a JSON object for each job, one a line")
 
 
@@ -52,9 +55,12 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def _once(chosen: argparse.Namespace) -> int:
-    jobs = find_jobs()
-    if chosen.job:
-        jobs = {name: cards for name, cards in jobs.items() if name.startswith(chosen.job)}
+    found = find_jobs()
+    jobs = {name: cards for name, cards in found.items() if name.startswith(chosen.job or "")}
+    if found and not jobs:
+        names = ", ".join(sorted(found))
+        sys.stderr.write(f"No job of this user on this host begins with {chosen.job}: here are {names}.\n")
+        return 1
     if not jobs:
         sys.stderr.write(
             "No job of this user is heard of on this host. A rank is heard from when it makes its world, if "
@@ -75,6 +81,10 @@ def _show(name: str, cards: list[Message], chosen: argparse.Namespace) -> int:
     job = ask(cards)
     if job is None:
         sys.stderr.write(f"Job {name}: no watcher on this host answers.\n")
+        return 1
+    unknown = [rank for rank in chosen.rank or () if not 0 <= rank < job.size]
+    if unknown:
+        sys.stderr.write(f"Job {name} has ranks 0 to {job.size - 1}, and no rank {unknown[0]}.\n")
         return 1
     if chosen.rank:
         job = Job(

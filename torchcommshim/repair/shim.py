@@ -342,7 +342,7 @@ class Shim:
     def _confirm(self, memory: Memory) -> None:
         """Compare with the other ranks, in a world that was made without: before the first change.
 
-        Such a world may not wait for all ranks, and needs no comparison while it makes no group.
+        torch would wait for no rank outside the group here, so neither does this.
         """
         world, memory.unconfirmed = memory.unconfirmed, None
         if world is not None and world.post is not None and self.acts:

@@ -138,13 +138,16 @@ class Worlds:
             self._state.world._get_backend(device).bound_device_id = device
 
     def confirm(self, world: World, post: agreement.Post) -> None:
-        """Compare with the other ranks.
+        """Compare with the other ranks; in a world without a device_id with those who have posted so far.
 
         Raises:
             AgreementError: they differ, and the user has not asked for a warning only.
         """
         try:
-            agreement.confirm(post, connected=self._waited_for_all(), timeout_s=world.timeout_s)
+            if world.bound:
+                agreement.confirm(post, connected=self._waited_for_all(), timeout_s=world.timeout_s)
+            else:
+                agreement.glance(post)
         except agreement.AgreementError as error:
             self._differ(error)
         except Exception as error:  # the store is gone, likely with the rank that held it

@@ -117,6 +117,18 @@ def confirm(mine: Post, *, connected: bool, timeout_s: float) -> None:
         pause = min(2 * pause, _SLOWEST_POLL_S)
 
 
+def glance(mine: Post) -> None:
+    """Compare with those who have posted so far, and wait for nobody.
+
+    Raises:
+        AgreementError: as `confirm`.
+    """
+    if mine.all.ranks() != mine.alike.ranks():
+        differing, _, hosts = _compare(mine)
+        if differing:
+            raise AgreementError(_message(mine, differing, [], hosts))
+
+
 def _compare(mine: Post) -> tuple[dict[int, dict[str, str]], list[int], dict[int, str]]:
     """The posts that differ from this rank's, the ranks that have not posted, and the others' hosts."""
     differing: dict[int, dict[str, str]] = {}

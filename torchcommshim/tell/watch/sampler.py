@@ -123,11 +123,15 @@ class Sampler:
                         return
                 except socket.timeout:  # Python 3.9 has a class of its own for it
                     pass
-                self.look(asked=bool(asked))
+                try:
+                    self.look(asked=bool(asked))
+                except OSError:
+                    raise
+                except Exception as error:  # it looks again
+                    self._failed(error)
+                    self._record.beat()
         except OSError:  # the socket is closed
             return
-        except Exception as error:
-            self._failed(error)
         finally:
             self._running.release()
 
@@ -223,7 +227,7 @@ class Sampler:
                     if name in values:
                         group = values[name]
                         group = self._c10d._world.default_pg if group is None else group
-                        return group if hasattr(group, "_get_sequence_number_for_group") else None
+                        return group if group in self._c10d._world.pg_group_ranks else None
             if _module(frame) == _WRAPPER:
                 return getattr(frame.f_locals.get("self"), "process_group", None)
         return None
