@@ -94,7 +94,8 @@ class Store(dist.Store):
 
     def add(self, key: str, amount: int) -> int:
         self.operations["add"] += 1
-        others = 0 if key.endswith("/begun/0") else self.size - 1  # a rank's own count of its worlds
+        # Not what a rank counts alone, its worlds, and not the hub's count, in which it is the first.
+        others = 0 if key.endswith(("/begun/0", "/watch")) else self.size - 1
         self._numbers[key] += amount * (1 + others)
         return self._numbers[key]
 

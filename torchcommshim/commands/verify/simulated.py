@@ -502,6 +502,8 @@ def _split_gloo(
     The options are gloo's own default ones, as they are in C++ too while it is handed NCCL's
     (https://github.com/pytorch/pytorch/issues/182057).
     """
+    if group.rank() not in ranks:  # gloo asks nothing of them
+        return None
     alone = dist.ProcessGroup(store, group.rank(), group.size())
     alone._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     alone._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
