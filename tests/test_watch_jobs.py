@@ -78,7 +78,12 @@ def _rank(program, rank, size, folder, address, environment, ready):
 
 
 class Job:
-    """A job of `size` ranks, each of which runs `program(rank, size, store)`."""
+    """A job of `size` ranks, each of which runs `program(rank, size, store)`.
+
+    Ranks are forked from this process; with `start` as "spawn" they import torch themselves.
+    """
+
+    start = "fork"
 
     def __init__(self, program, size, folder, **environment):
         self.folder, self.size, self.environment, self.program = folder, size, environment, program
@@ -86,11 +91,11 @@ class Job:
 
     def run(self, until=None):
         """Run it to its end; with `until`, to the moment when somebody has said that."""
-        fork = multiprocessing.get_context("fork")
-        ready = fork.Barrier(self.size)
+        context = multiprocessing.get_context(self.start)
+        ready = context.Barrier(self.size)
         with switchboard() as address:
             ranks = [
-                fork.Process(
+                context.Process(
                     target=_rank,
                     args=(self.program, rank, self.size, self.folder, address, self.environment, ready),
                 )
